@@ -1,0 +1,23 @@
+# How every file of ours is compiled.
+
+# No contraction: a fused multiply-add in one ISA's file and none in another's would give different bits.
+# And no fast-math anywhere: it lets the compiler assume that no NaN exists.
+add_compile_options(-ffp-contract=off)
+
+if(HALFSTEP_DEVELOPER)
+  add_compile_options(-Wall -Wextra -Werror)
+endif()
+
+if(HALFSTEP_SANITIZE)
+  add_compile_options(-fsanitize=${HALFSTEP_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=${HALFSTEP_SANITIZE})
+endif()
+
+find_program(CCACHE ccache)
+if(CCACHE AND HALFSTEP_DEVELOPER)
+  # The sloppiness is what ccache's manual asks for with precompiled headers.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${CCACHE})
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    add_compile_options(-fpch-preprocess)
+  endif()
+endif()

@@ -1,0 +1,39 @@
+# halfstep_test(NAME ROOM <room> COST <fast|slow> [TORCH] SOURCES ...)
+#   One program a room and cost; ctest labels: the room, the cost, and "torch" for those that load LibTorch.
+# halfstep_check(NAME ROOM <room> COST <fast|slow> [TORCH] COMMAND ...)
+#   Any other command as a test, with the same labels.
+find_package(GTest REQUIRED)
+
+# Sanitizers cannot see inside the prebuilt LibTorch, and its start-up allocations live until exit.
+set(halfstep_test_environment
+    "HALFSTEP_PYTHON=${HALFSTEP_PYTHON}"
+    "UBSAN_OPTIONS=print_stacktrace=1"
+    "ASAN_OPTIONS=detect_odr_violation=0")
+
+function(halfstep_label_test name room cost torch)
+  set(labels ${room} ${cost})
+  if(torch)
+    list(APPEND labels torch)
+  endif()
+  set_tests_properties(${name} PROPERTIES LABELS "${labels}" ENVIRONMENT "${halfstep_test_environment}" TIMEOUT 1500)
+endfunction()
+
+function(halfstep_test name)
+  cmake_parse_arguments(arg "TORCH" "ROOM;COST" "SOURCES" ${ARGN})
+  add_executable(${name} ${arg_SOURCES})
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/tests)
+  if(arg_TORCH)
+    target_link_libraries(${name} PRIVATE halfstep torch GTest::gtest_main)
+    target_precompile_headers(${name} REUSE_FROM halfstep_torch_pch)
+  else()
+    target_link_libraries(${name} PRIVATE halfstep_numerics GTest::gtest_main)
+  endif()
+  add_test(NAME ${name} COMMAND ${name})
+  halfstep_label_test(${name} ${arg_ROOM} ${arg_COST} "${arg_TORCH}")
+endfunction()
+
+function(halfstep_check name)
+  cmake_parse_arguments(arg "TORCH" "ROOM;COST" "COMMAND" ${ARGN})
+  add_test(NAME ${name} COMMAND ${arg_COMMAND})
+  halfstep_label_test(${name} ${arg_ROOM} ${arg_COST} "${arg_TORCH}")
+endfunction()

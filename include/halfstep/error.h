@@ -1,0 +1,46 @@
+// Errors. Everything Halfstep throws is a halfstep::Error.
+#pragma once
+
+#include <halfstep/config.h>
+
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+namespace halfstep {
+
+/// What a caller can get wrong, or what went wrong around us: the message says what happened, with the
+/// numbers, and what to do about it.
+class HALFSTEP_API Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// A broken promise of Halfstep itself. Please report it.
+class HALFSTEP_API Bug : public Error {
+ public:
+  using Error::Error;
+};
+
+namespace detail {
+
+template <typename... Parts>
+std::string concat(const Parts&... parts) {
+  std::ostringstream text;
+  (text << ... << parts);
+  return text.str();
+}
+
+[[noreturn]] HALFSTEP_API void throw_error(const std::string& message);
+[[noreturn]] HALFSTEP_API void throw_bug(const char* file, int line, const std::string& message);
+
+}  // namespace detail
+}  // namespace halfstep
+
+/// For what a caller can get wrong.
+#define HALFSTEP_CHECK(condition, ...) \
+  ((condition) ? (void)0 : ::halfstep::detail::throw_error(::halfstep::detail::concat(__VA_ARGS__)))
+
+/// For what only Halfstep can get wrong.
+#define HALFSTEP_BUG(...) \
+  ::halfstep::detail::throw_bug(__FILE__, __LINE__, ::halfstep::detail::concat(__VA_ARGS__))

@@ -1,0 +1,18 @@
+// What the processor can do, asked once.
+#pragma once
+
+namespace halfstep {
+
+struct CpuFeatures {
+  bool avx2 = false;         // with FMA and F16C, which came together
+  bool avx512 = false;       // F, BW, DQ, VL: the set our kernels use
+  bool avx512_bf16 = false;  // dot products of BF16 pairs
+  bool avx512_fp16 = false;  // arithmetic in FP16
+  bool amx_bf16 = false;     // matrix tiles of BF16
+  bool amx_int8 = false;
+};
+
+/// The processor that runs us. Constant for the life of the process.
+const CpuFeatures& cpu_features();
+
+}  // namespace halfstep

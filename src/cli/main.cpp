@@ -1,0 +1,5 @@
+#include <halfstep/config.h>
+
+#include <cstdio>
+
+int main() { std::puts("halfstep " HALFSTEP_VERSION); }

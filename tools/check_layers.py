@@ -1,0 +1,91 @@
+#!/usr/bin/env python3
+"""Fails when an #include points up the table of rooms, sideways, or brings Torch in below `tensor`.
+
+The table is the architecture (docs/architecture.md says why). Each row may include only rows above it.
+"""
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+ROWS = [
+    ["base"],
+    ["formats"],
+    ["kernels"],
+    ["tensor"],
+    ["scaling", "quant", "optim", "data", "checkpoint"],
+    ["precision"],
+    ["autocast", "diagnose", "distributed", "forecast"],
+    ["nn"],
+    ["models"],
+    ["train"],
+    ["cli", "capi"],
+]
+ROW_OF = {room: row for row, rooms in enumerate(ROWS) for room in rooms}
+TORCH_STARTS_AT = ROW_OF["tensor"]
+PUBLIC_HEADERS_ONLY = ROW_OF["cli"]
+
+# The room that owns each public header.
+HEADER_ROOM = {
+    "config.h": "base",
+    "error.h": "base",
+    "formats.h": "formats",
+    "machine.h": "tensor",
+    "state_dict.h": "tensor",
+    "scaling.h": "scaling",
+    "precision.h": "precision",
+    "autocast.h": "autocast",
+    "halfstep.h": "cli",  # the umbrella: includes all the others, declares nothing
+}
+
+INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^">]+)[">]')
+TORCH_HEADER = re.compile(r"^(torch|ATen|c10)/")
+
+
+def room_of(path: pathlib.Path) -> str:
+    parts = path.relative_to(ROOT).parts
+    return HEADER_ROOM.get(path.name, f"unlisted header {path.name}") if parts[0] == "include" else parts[1]
+
+
+def target_room(included: str) -> str | None:
+    """The room that an include leads to, or None for the outside world."""
+    first, _, rest = included.partition("/")
+    if first == "halfstep":
+        return HEADER_ROOM.get(rest, f"unlisted header {rest}")
+    return first if first in ROW_OF else None
+
+
+def faults_of(path: pathlib.Path) -> list[str]:
+    room = room_of(path)
+    if room not in ROW_OF:
+        return [f"{path.relative_to(ROOT)}: {room}: give it a row in tools/check_layers.py"]
+    faults = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        match = INCLUDE.match(line)
+        if not match:
+            continue
+        included, where = match.group(2), f"{path.relative_to(ROOT)}:{number}"
+        if TORCH_HEADER.match(included) and ROW_OF[room] < TORCH_STARTS_AT:
+            faults.append(f"{where}: {room} knows no Torch, yet includes {included}")
+        target = target_room(included)
+        if target is None or target == room:
+            continue
+        if target not in ROW_OF:
+            faults.append(f"{where}: {included}: {target}: give it a row in tools/check_layers.py")
+        elif ROW_OF[room] == PUBLIC_HEADERS_ONLY and not included.startswith("halfstep/"):
+            faults.append(f"{where}: {room} is our own first user: public headers only, not {included}")
+        elif ROW_OF[target] >= ROW_OF[room] and path.name != "halfstep.h":
+            faults.append(f"{where}: {room} (row {ROW_OF[room]}) may not know {target} (row {ROW_OF[target]})")
+    return faults
+
+
+def main() -> int:
+    files = [p for folder in ("include", "src") for p in (ROOT / folder).rglob("*") if p.suffix in (".h", ".cpp")]
+    faults = [fault for path in sorted(files) for fault in faults_of(path)]
+    print("\n".join(faults) if faults else f"layers: {len(files)} files, no include points up")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
