@@ -3,6 +3,8 @@
 # halfstep_check(NAME ROOM <room> COST <fast|slow> [TORCH] COMMAND ...)
 #   Any other command as a test, with the same labels.
 find_package(GTest REQUIRED)
+find_package(CLI11 REQUIRED)
+find_package(nlohmann_json REQUIRED)
 
 # Sanitizers cannot see inside the prebuilt LibTorch, and its start-up allocations live until exit.
 set(halfstep_test_environment

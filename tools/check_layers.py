@@ -33,6 +33,7 @@ HEADER_ROOM = {
     "formats.h": "formats",
     "machine.h": "tensor",
     "state_dict.h": "tensor",
+    "step_report.h": "tensor",
     "scaling.h": "scaling",
     "precision.h": "precision",
     "autocast.h": "autocast",

@@ -1,0 +1,106 @@
+#include "scaling/grads.h"
+
+#include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
+#include <ATen/ops/_sparse_coo_tensor_unsafe.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/zeros.h>
+#include <halfstep/error.h>
+#include <torch/optim/optimizer.h>
+
+#include <algorithm>
+
+namespace halfstep::scaling {
+namespace {
+
+std::string name_of(const at::Tensor& parameter, size_t group, size_t index, const ParameterNames& names) {
+  const auto found = names.find(parameter.unsafeGetTensorImpl());
+  if (found != names.end()) return found->second;
+  return detail::concat("parameter ", index, " (group ", group, ", shape ", parameter.sizes(), ")");
+}
+
+/// visit(parameter, group, index in the group) for each parameter that has a gradient.
+template <typename Visit>
+void for_each_grad(torch::optim::Optimizer& optimizer, Visit visit) {
+  auto& groups = optimizer.param_groups();
+  for (size_t group = 0; group < groups.size(); ++group) {
+    auto& params = groups[group].params();
+    for (size_t index = 0; index < params.size(); ++index)
+      if (params[index].grad().defined()) visit(params[index], group, index);
+  }
+}
+
+at::Tensor values_of(const at::Tensor& grad) { return grad.is_sparse() ? grad._values() : grad; }
+
+bool can_be_unscaled(at::ScalarType type) {
+  return type == at::kFloat || type == at::kDouble || type == at::kHalf || type == at::kBFloat16;
+}
+
+at::Tensor in_fp32(const at::Tensor& grad) {
+  if (!grad.is_sparse()) return grad.to(at::kFloat);
+  // Converted before duplicate rows are summed: 64000 + 64000 is Inf in FP16 and right in FP32.
+  return at::_sparse_coo_tensor_unsafe(grad._indices(), grad._values().to(at::kFloat), grad.sizes(),
+                                       grad.options().dtype(at::kFloat), grad.is_coalesced());
+}
+
+}  // namespace
+
+at::Tensor& NonFiniteFlags::on(c10::Device device) {
+  const auto found = std::find_if(flags_.begin(), flags_.end(),
+                                  [&](const at::Tensor& flag) { return flag.device() == device; });
+  if (found != flags_.end()) return *found;
+  return flags_.emplace_back(at::zeros({}, at::TensorOptions().dtype(at::kFloat).device(device)));
+}
+
+bool NonFiniteFlags::any_set() const {
+  return std::any_of(flags_.begin(), flags_.end(),
+                     [](const at::Tensor& flag) { return flag.item<float>() != 0; });
+}
+
+std::vector<Grad> grads_of(torch::optim::Optimizer& optimizer) {
+  std::vector<Grad> grads;
+  for_each_grad(optimizer, [&](at::Tensor& parameter, size_t, size_t) {
+    grads.push_back({parameter.grad().unsafeGetTensorImpl(), values_of(parameter.grad())});
+  });
+  return grads;
+}
+
+void make_unscalable_(torch::optim::Optimizer& optimizer, const ParameterNames& names) {
+  for_each_grad(optimizer, [&](at::Tensor& parameter, size_t group, size_t index) {
+    at::Tensor& grad = parameter.mutable_grad();
+    HALFSTEP_CHECK(can_be_unscaled(grad.scalar_type()), "GradScaler: the gradient of ",
+                   name_of(parameter, group, index, names), " is ", grad.scalar_type(),
+                   "; only Float, Double, Half and BFloat16 gradients can be un-scaled.");
+    if (grad.scalar_type() == at::kHalf)
+      grad = in_fp32(grad);
+    else if (!grad.is_sparse() && !grad.is_non_overlapping_and_dense())
+      grad = grad.clone(at::MemoryFormat::Contiguous);
+  });
+}
+
+void multiply_and_check_(const std::vector<at::Tensor>& values, double multiplier, NonFiniteFlags& flags) {
+  // CUDA's kernel takes one device and one type a call.
+  std::vector<at::Tensor> rest = values;
+  while (!rest.empty()) {
+    const at::Tensor first = rest.front();
+    const auto others = std::stable_partition(rest.begin(), rest.end(), [&](const at::Tensor& value) {
+      return value.device() == first.device() && value.scalar_type() == first.scalar_type();
+    });
+    const std::vector<at::Tensor> batch(rest.begin(), others);
+    rest.erase(rest.begin(), others);
+    const auto factor =
+        at::full({}, multiplier, at::TensorOptions().dtype(at::kFloat).device(first.device()));
+    at::_amp_foreach_non_finite_check_and_unscale_(batch, flags.on(first.device()), factor);
+  }
+}
+
+std::string first_non_finite(torch::optim::Optimizer& optimizer, const ParameterNames& names) {
+  std::string first;
+  for_each_grad(optimizer, [&](at::Tensor& parameter, size_t group, size_t index) {
+    if (first.empty() && !at::isfinite(values_of(parameter.grad())).all().item<bool>())
+      first = name_of(parameter, group, index, names);
+  });
+  return first;
+}
+
+}  // namespace halfstep::scaling

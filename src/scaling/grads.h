@@ -1,0 +1,48 @@
+// The gradients of an optimizer, as the engine's kernels take them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace torch::optim {
+class Optimizer;
+}
+
+namespace halfstep::scaling {
+
+using ParameterNames = std::unordered_map<const c10::TensorImpl*, std::string>;
+
+/// "Was an Inf or a NaN met?", one 0-dim FP32 flag a device, written by the device.
+class NonFiniteFlags {
+ public:
+  at::Tensor& on(c10::Device device);
+  bool empty() const { return flags_.empty(); }
+  bool any_set() const;  ///< waits for the devices: one read each
+
+ private:
+  std::vector<at::Tensor> flags_;
+};
+
+struct Grad {
+  const c10::TensorImpl* identity;  ///< which gradient it is: two optimizers may share one
+  at::Tensor values;                ///< the gradient itself, or the values of a sparse one
+};
+
+/// The gradients of this optimizer, as they are. Parameters without one are left out.
+std::vector<Grad> grads_of(torch::optim::Optimizer& optimizer);
+
+/// Makes every gradient one that can be multiplied in place: FP16 ones are replaced by FP32 ones, and ones
+/// whose elements may overlap in memory by copies. A type that cannot be un-scaled is refused by name.
+void make_unscalable_(torch::optim::Optimizer& optimizer, const ParameterNames& names);
+
+/// Multiplies in place, and sets the flag of the device where a value was Inf or NaN *before* that.
+void multiply_and_check_(const std::vector<at::Tensor>& values, double multiplier, NonFiniteFlags& flags);
+
+/// The name of the first parameter whose gradient is not finite; empty if all are. Reads on the host, a
+/// parameter at a time, so it is for after a skip, not for every step.
+std::string first_non_finite(torch::optim::Optimizer& optimizer, const ParameterNames& names);
+
+}  // namespace halfstep::scaling
