@@ -1,0 +1,46 @@
+#include "kernels/dispatch.h"
+
+#include <halfstep/error.h>
+
+#include <cstdlib>
+
+#include "base/cpu_features.h"
+
+namespace halfstep {
+
+const std::vector<const KernelTable*>& available_kernels() {
+  static const std::vector<const KernelTable*> tables = [] {
+    std::vector<const KernelTable*> found = {&kScalarKernels};
+    if (cpu_features().avx2) found.push_back(&kAvx2Kernels);
+    if (cpu_features().avx512) found.push_back(&kAvx512Kernels);
+    return found;
+  }();
+  return tables;
+}
+
+std::string available_isas() {
+  std::string names;
+  for (const KernelTable* table : available_kernels())
+    names += (names.empty() ? "" : ", ") + std::string(table->isa);
+  return names;
+}
+
+const KernelTable& kernels_of_isa(std::string_view isa) {
+  for (const KernelTable* table : available_kernels())
+    if (table->isa == isa) return *table;
+  const bool known = isa == kAvx2Kernels.isa || isa == kAvx512Kernels.isa;
+  HALFSTEP_CHECK(
+      false, "HALFSTEP_ISA: ", known ? "this processor lacks what '" : "there are no kernels called '", isa,
+      known ? "' needs" : "'", ". Available here: ", available_isas(), ". Unset it to use the widest.");
+  return kScalarKernels;
+}
+
+const KernelTable& kernels() {
+  static const KernelTable& chosen = []() -> const KernelTable& {
+    const char* forced = std::getenv("HALFSTEP_ISA");
+    return forced ? kernels_of_isa(forced) : *available_kernels().back();
+  }();
+  return chosen;
+}
+
+}  // namespace halfstep
