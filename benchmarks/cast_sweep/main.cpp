@@ -15,6 +15,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "base/cpu_features.h"
 #include "sweep.h"
 
 namespace halfstep::sweep {
@@ -26,18 +27,15 @@ void show_progress(double share) {
   if (isatty(STDERR_FILENO)) std::fprintf(stderr, "\r%5.1f %%", 100 * share);
 }
 
-std::uint64_t listed_count(Format format) {
-  std::uint64_t count = 0;
-  for (const Disagreement& d : kDisagreements) count += d.format == format ? d.count_of_all_inputs : 0;
-  return count;
-}
-
-/// How many of the swept inputs the list says must differ.
-std::uint64_t expected_count(Format format, const std::vector<Range>& ranges, bool full) {
-  if (full) return listed_count(format);
+/// How many of the swept inputs must differ, by the list.
+std::uint64_t expected_count(Oracle oracle, Format format, const std::vector<Range>& ranges, bool full) {
   std::uint64_t count = 0;
   for (const Disagreement& d : kDisagreements) {
-    if (d.format != format) continue;
+    if (d.oracle != oracle || d.format != format) continue;
+    if (full) {
+      count += d.count_of_all_inputs;
+      continue;
+    }
     for (const Range& range : ranges)
       for (std::uint32_t i = 0; i < range.count; ++i) count += d.contains(range.first + i * range.stride);
   }
@@ -60,7 +58,6 @@ nlohmann::ordered_json summarise(const Tally& tally, const std::vector<Range>& r
   json["casts"] = nlohmann::ordered_json::array();
   for (int f = 0; f < kFormatCount; ++f) {
     const Format format = kSweptFormats[f];
-    const std::uint64_t expected = expected_count(format, ranges, full);
     for (int m = 0; m < kModeCount; ++m) {
       nlohmann::ordered_json row{{"format", traits(format).name}, {"mode", kModes[m].name}};
       for (std::size_t t = 0; t < tally.kernels.size(); ++t) {
@@ -70,14 +67,17 @@ nlohmann::ordered_json summarise(const Tally& tally, const std::vector<Range>& r
           faults.push_back(detail::concat(available_kernels()[t]->isa, ", ", traits(format).name, ", ",
                                           kModes[m].name, ": ", count, " inputs differ from the reference"));
       }
-      if (m == kSaturating || m == kNotSaturating) {
-        const std::uint64_t listed = tally.listed_disagreements[f][m],
-                            other = tally.other_disagreements[f][m];
-        row["ml_dtypes"] = {{"listed", expected}, {"found", listed}, {"unlisted", other}};
-        if (listed != expected || other > 0)
-          faults.push_back(detail::concat("ml_dtypes, ", traits(format).name, ", ", kModes[m].name, ": ",
-                                          listed, " listed disagreements instead of ", expected, ", and ",
-                                          other, " that are not on the list"));
+      for (int o = 0; o < kOracleCount; ++o) {
+        if (!is_asked(Oracle(o), format, m) || (Oracle(o) == Oracle::Processor && !cpu_features().avx2))
+          continue;
+        const std::uint64_t expected = expected_count(Oracle(o), format, ranges, full);
+        const OracleCounts found = tally.oracles[o][f][m];
+        row["disagreements"][kOracleNames[o]] = {
+            {"expected", expected}, {"found", found.listed}, {"unlisted", found.unlisted}};
+        if (found.listed != expected || found.unlisted > 0)
+          faults.push_back(detail::concat(kOracleNames[o], ", ", traits(format).name, ", ", kModes[m].name,
+                                          ": ", found.listed, " disagreements of the list instead of ",
+                                          expected, ", and ", found.unlisted, " that are not on it"));
       }
       json["casts"].push_back(std::move(row));
     }
@@ -96,9 +96,10 @@ void print_table(const nlohmann::ordered_json& json) {
                 row["mode"].get<std::string>().c_str());
     for (const auto& [isa, count] : row["mismatches"].items())
       std::printf(" %s %llu", isa.c_str(), count.get<unsigned long long>());
-    if (row.contains("ml_dtypes"))
-      std::printf("   ml_dtypes %llu listed, %llu other", row["ml_dtypes"]["found"].get<unsigned long long>(),
-                  row["ml_dtypes"]["unlisted"].get<unsigned long long>());
+    if (row.contains("disagreements"))
+      for (const auto& [who, counts] : row["disagreements"].items())
+        std::printf("   %s %llu listed, %llu not", who.c_str(), counts["found"].get<unsigned long long>(),
+                    counts["unlisted"].get<unsigned long long>());
     std::printf("\n");
   }
 }

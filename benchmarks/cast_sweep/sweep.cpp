@@ -8,6 +8,8 @@
 #include <exception>
 #include <thread>
 
+#include "base/cpu_features.h"
+#include "f16c.h"
 #include "formats/reference_cast.h"
 #include "kernels/cast.h"
 #include "kernels/cast_constants.h"
@@ -30,21 +32,28 @@ std::uint32_t code_at(const void* codes, Format format, std::size_t i) {
   return code;
 }
 
-/// Format and mode are constants here, so that the reference stays as it is written and yet costs little.
-template <Format format, int mode>
-void reference_codes(Range range, void* codes) {
-  for (std::uint32_t i = 0; i < range.count; ++i)
-    static_cast<Code<format>*>(codes)[i] =
-        static_cast<Code<format>>(reference_cast<format>(range.first + i * range.stride, kModes[mode].mode));
-}
+constexpr std::size_t kChunkBytes = 2 * std::size_t{kChunk};  // of the widest swept codes
+using ChunkOfCodes = std::vector<std::uint8_t>;
+using CodesOfModes = std::array<ChunkOfCodes, kModeCount>;
 
-using ReferenceFunction = void (*)(Range, void*);
+/// Format and modes are constants here, so that the compiler shares what the modes have in common, and the
+/// reference can stay as it is written.
+template <Format format>
+void reference_codes(Range range, CodesOfModes& codes) {
+  using C = Code<format>;
+  C* out[kModeCount];
+  for (int m = 0; m < kModeCount; ++m) out[m] = reinterpret_cast<C*>(codes[m].data());
+  for (std::uint32_t i = 0; i < range.count; ++i) {
+    const std::uint32_t input = range.first + i * range.stride;
+    out[0][i] = static_cast<C>(reference_cast<format>(input, kModes[0].mode));
+    out[1][i] = static_cast<C>(reference_cast<format>(input, kModes[1].mode));
+    out[2][i] = static_cast<C>(reference_cast<format>(input, kModes[2].mode));
+  }
+}
 
 template <int... f>
 constexpr auto reference_table(std::integer_sequence<int, f...>) {
-  return std::array<std::array<ReferenceFunction, kModeCount>, kFormatCount>{
-      {{reference_codes<kSweptFormats[f], 0>, reference_codes<kSweptFormats[f], 1>,
-        reference_codes<kSweptFormats[f], 2>}...}};
+  return std::array{reference_codes<kSweptFormats[f]>...};
 }
 constexpr auto kReference = reference_table(std::make_integer_sequence<int, kFormatCount>{});
 
@@ -52,8 +61,8 @@ constexpr auto kReference = reference_table(std::make_integer_sequence<int, kFor
 class Sweeper {
  public:
   explicit Sweeper(const std::string& python)
-      : oracle_(python), tally_(available_kernels().size()), values_(kChunk), got_(kChunk) {
-    for (auto& codes : expected_) codes.resize(kChunk);
+      : oracle_(python), tally_(available_kernels().size()), values_(kChunk), got_(kChunkBytes) {
+    for (auto& codes : expected_) codes.resize(kChunkBytes);
     tally_.oracle_versions = oracle_.versions();
   }
 
@@ -64,7 +73,8 @@ class Sweeper {
     for (int f = 0; f < kFormatCount; ++f) {
       compute_reference(f, range);
       for (std::size_t t = 0; t < available_kernels().size(); ++t) check_kernels(t, f, range);
-      check_oracle(f, range);
+      check_ml_dtypes(f, range);
+      if (kSweptFormats[f] == Format::FP16 && cpu_features().avx2) check_processor(f, range);
     }
     tally_.inputs += range.count;
   }
@@ -74,7 +84,7 @@ class Sweeper {
  private:
   void compute_reference(int f, Range range) {
     const double begin = thread_seconds();
-    for (int m = 0; m < kModeCount; ++m) kReference[f][m](range, expected_[m].data());
+    kReference[f](range, expected_);
     tally_.reference.seconds += thread_seconds() - begin;
     tally_.reference.casts += std::uint64_t{kModeCount} * range.count;
   }
@@ -94,28 +104,38 @@ class Sweeper {
     }
   }
 
-  void check_oracle(int f, Range range) {
+  void check_ml_dtypes(int f, Range range) {
     const std::size_t bytes = range.count * code_bytes(kSweptFormats[f]);
     oracle_.read(got_.data(), bytes);
-    compare_with_oracle(f, kNotSaturating, range);
+    compare_with_oracle(Oracle::MlDtypes, f, kNotSaturating, range);
     std::uint8_t clamping_matters = 0;
     oracle_.read(&clamping_matters, 1);
     if (clamping_matters) oracle_.read(got_.data(), bytes);
-    compare_with_oracle(f, kSaturating, range);
+    compare_with_oracle(Oracle::MlDtypes, f, kSaturating, range);
   }
 
-  void compare_with_oracle(int f, int m, Range range) {
+  void check_processor(int f, Range range) {
+    for (int m : {kNotSaturating, kTowardZero}) {
+      f16c_codes(values_.data(), range.count, m == kTowardZero,
+                 reinterpret_cast<std::uint16_t*>(got_.data()));
+      compare_with_oracle(Oracle::Processor, f, m, range);
+    }
+  }
+
+  void compare_with_oracle(Oracle oracle, int f, int m, Range range) {
     const Format format = kSweptFormats[f];
     const auto listed = [&](std::uint32_t input) {
-      return std::any_of(std::begin(kDisagreements), std::end(kDisagreements),
-                         [&](const Disagreement& d) { return d.format == format && d.contains(input); });
+      return std::any_of(std::begin(kDisagreements), std::end(kDisagreements), [&](const Disagreement& d) {
+        return d.oracle == oracle && d.format == format && d.contains(input);
+      });
     };
+    OracleCounts& counts = tally_.oracles[static_cast<int>(oracle)][f][m];
     for_each_difference(f, m, range, [&](std::uint32_t input, std::uint32_t theirs, std::uint32_t ours) {
       if (listed(input)) {
-        ++tally_.listed_disagreements[f][m];
+        ++counts.listed;
       } else {
-        ++tally_.other_disagreements[f][m];
-        tally_.note({describe("ml_dtypes", f, m), input, theirs, ours});
+        ++counts.unlisted;
+        tally_.note({describe(kOracleNames[static_cast<int>(oracle)], f, m), input, theirs, ours});
       }
     });
   }
@@ -138,8 +158,8 @@ class Sweeper {
   MlDtypesOracle oracle_;
   Tally tally_;
   std::vector<float> values_;
-  std::vector<std::uint16_t> got_;  // room for the widest swept code
-  std::array<std::vector<std::uint16_t>, kModeCount> expected_;
+  ChunkOfCodes got_;
+  CodesOfModes expected_;
 };
 
 void add_progression(std::vector<Range>& ranges, std::uint64_t first, std::uint32_t stride) {
@@ -159,8 +179,10 @@ void Tally::add(const Tally& other) {
   inputs += other.inputs;
   for (int f = 0; f < kFormatCount; ++f)
     for (int m = 0; m < kModeCount; ++m) {
-      listed_disagreements[f][m] += other.listed_disagreements[f][m];
-      other_disagreements[f][m] += other.other_disagreements[f][m];
+      for (int o = 0; o < kOracleCount; ++o) {
+        oracles[o][f][m].listed += other.oracles[o][f][m].listed;
+        oracles[o][f][m].unlisted += other.oracles[o][f][m].unlisted;
+      }
       for (std::size_t t = 0; t < kernel_mismatches.size(); ++t)
         kernel_mismatches[t][f][m] += other.kernel_mismatches[t][f][m];
     }
