@@ -12,13 +12,25 @@ if(NOT Torch_DIR AND NOT CMAKE_PREFIX_PATH)
   endforeach()
 endif()
 
+# The wheel has kineto inside libtorch_cpu, yet LibTorch's package looks for it as a library of its own and
+# warns. The answer given here keeps it from looking; we link the target `torch`, not that list of libraries.
+set(kineto_LIBRARY torch_cpu)
 find_package(Torch 2.13 QUIET)
+
+set(halfstep_torch_advice
+  "Run tools/setup, which puts LibTorch 2.13 into .venv, or configure with "
+  "-DCMAKE_PREFIX_PATH=<folder that holds share/cmake/Torch>.")
+string(CONCAT halfstep_torch_advice ${halfstep_torch_advice})
 if(NOT Torch_FOUND)
-  message(FATAL_ERROR
-    "Halfstep needs LibTorch 2.13 and found none. Run tools/setup, which puts it into .venv, or "
-    "configure with -DCMAKE_PREFIX_PATH=<folder that holds share/cmake/Torch>.")
+  message(FATAL_ERROR "Halfstep needs LibTorch 2.13 and found none. ${halfstep_torch_advice}")
+elseif(NOT Torch_VERSION MATCHES "^2\\.13\\.")  # LibTorch's package also answers to requests for older ones
+  message(FATAL_ERROR "Halfstep needs LibTorch 2.13 and found ${Torch_VERSION} in ${Torch_DIR}. ${halfstep_torch_advice}")
 endif()
 message(STATUS "LibTorch ${Torch_VERSION} at ${TORCH_INSTALL_PREFIX}")
 
 # The Python whose torch and ml_dtypes the tests ask: the one that tools/setup made, unless told otherwise.
 set(HALFSTEP_PYTHON ${PROJECT_SOURCE_DIR}/.venv/bin/python CACHE FILEPATH "Python with torch, numpy, ml_dtypes")
+if(HALFSTEP_DEVELOPER AND NOT EXISTS ${HALFSTEP_PYTHON})
+  message(WARNING "No Python at ${HALFSTEP_PYTHON}: tests that ask torch, numpy or ml_dtypes will fail. "
+    "Run tools/setup, or configure with -DHALFSTEP_PYTHON=<a Python with tools/requirements.txt installed>.")
+endif()

@@ -5,32 +5,26 @@
 namespace halfstep {
 namespace {
 
-struct Cpuid {
+// The compiler's builtin does not know AMX-FP16 before gcc 13: CPUID leaf 7, subleaf 1, EAX bit 21
+// (Intel instruction set extensions reference, 319433, table 1-3).
+bool cpuid_says_amx_fp16() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-};
-
-Cpuid cpuid(unsigned leaf, unsigned subleaf) {
-  Cpuid r;
-  __get_cpuid_count(leaf, subleaf, &r.eax, &r.ebx, &r.ecx, &r.edx);
-  return r;
+  return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && ((eax >> 21) & 1u);
 }
-
-bool bit(unsigned word, int position) { return (word >> position) & 1u; }
 
 CpuFeatures detect() {
   // __builtin_cpu_supports also asks the operating system whether it saves the wide registers.
   __builtin_cpu_init();
   CpuFeatures f;
-  f.avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && bit(cpuid(1, 0).ecx, 29);
+  f.avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   f.avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  // Bits of leaf 7, Intel SDM vol. 2A, table 3-8; the builtin of gcc 12 does not know them all.
-  const Cpuid features = cpuid(7, 0), more = cpuid(7, 1);
-  f.avx512_bf16 = f.avx512 && bit(more.eax, 5);
-  f.avx512_fp16 = f.avx512 && bit(features.edx, 23);
-  const bool tiles = bit(features.edx, 24);
-  f.amx_bf16 = tiles && bit(features.edx, 22);
-  f.amx_int8 = tiles && bit(features.edx, 25);
+  f.avx512_bf16 = f.avx512 && __builtin_cpu_supports("avx512bf16");
+  f.avx512_fp16 = f.avx512 && __builtin_cpu_supports("avx512fp16");
+  const bool tiles = __builtin_cpu_supports("amx-tile");
+  f.amx_bf16 = tiles && __builtin_cpu_supports("amx-bf16");
+  f.amx_int8 = tiles && __builtin_cpu_supports("amx-int8");
+  f.amx_fp16 = tiles && cpuid_says_amx_fp16();
   return f;
 }
 

@@ -9,10 +9,12 @@ struct CpuFeatures {
   bool avx512_bf16 = false;  // dot products of BF16 pairs
   bool avx512_fp16 = false;  // arithmetic in FP16
   bool amx_bf16 = false;     // matrix tiles of BF16
-  bool amx_int8 = false;
+  bool amx_int8 = false;     // matrix tiles of INT8
+  bool amx_fp16 = false;     // matrix tiles of FP16
 };
 
-/// The processor that runs us. Constant for the life of the process.
+/// The processor that runs us, and only what its operating system lets us use: wide registers and tiles
+/// that the system does not save count as absent. Constant for the life of the process.
 const CpuFeatures& cpu_features();
 
 }  // namespace halfstep

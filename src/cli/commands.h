@@ -1,0 +1,17 @@
+// The commands of `halfstep`. Each adds itself to the program; parsing the command line runs it.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+
+namespace halfstep::cli {
+
+CLI::Option* add_version_flag(CLI::App& program);
+void add_env(CLI::App& program);
+
+/// App::add_flag with a description; CLI11 2.1 finds a string literal there ambiguous in C++20.
+inline CLI::Option* add_switch(CLI::App& app, const std::string& name, const std::string& description) {
+  return app.add_flag(name, description);
+}
+
+}  // namespace halfstep::cli

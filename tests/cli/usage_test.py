@@ -1,0 +1,32 @@
+"""Exit codes, and where `halfstep` writes what."""
+import subprocess
+import unittest
+
+from program import PROGRAM, run
+
+
+class Usage(unittest.TestCase):
+    def test_a_wrong_command_line_exits_2_and_says_on_stderr_what_is_wrong(self):
+        for arguments, culprit in [((), "--version"), (("evn",), "evn"), (("env", "--jsn"), "--jsn"),
+                                   (("--json",), "--version"), (("--version", "env"), "env")]:
+            with self.subTest(arguments=arguments):
+                done = run(*arguments)
+                self.assertEqual(done.returncode, 2)
+                self.assertEqual(done.stdout, "")
+                self.assertIn(culprit, done.stderr)
+                self.assertIn("halfstep --help", done.stderr)
+
+    def test_help_exits_0_and_lists_the_commands(self):
+        done = run("--help")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertIn("env", done.stdout)
+
+    def test_output_that_cannot_be_written_is_a_failure(self):
+        with open("/dev/full", "w") as full:
+            done = subprocess.run([PROGRAM, "env"], stdout=full, stderr=subprocess.PIPE, text=True)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("written", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
