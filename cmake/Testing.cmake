@@ -2,9 +2,13 @@
 #   One program a room and cost; ctest labels: the room, the cost, and "torch" for those that load LibTorch.
 # halfstep_check(NAME ROOM <room> COST <fast|slow> [TORCH] COMMAND ...)
 #   Any other command as a test, with the same labels.
+# The asan run takes the label "sanitize" and builds the target "sanitized_tests": every test that does not
+# load LibTorch, and the fast ones of the rooms whose mistakes would cost a training run.
 find_package(GTest REQUIRED)
 find_package(CLI11 REQUIRED)
 find_package(nlohmann_json REQUIRED)
+
+add_custom_target(sanitized_tests)
 
 # Sanitizers cannot see inside the prebuilt LibTorch, and its start-up allocations live until exit.
 set(halfstep_test_environment
@@ -12,10 +16,17 @@ set(halfstep_test_environment
     "UBSAN_OPTIONS=print_stacktrace=1"
     "ASAN_OPTIONS=detect_odr_violation=0")
 
-function(halfstep_label_test name room cost torch)
+# Labels a test; `program` is built for the asan run when it is a target of ours.
+function(halfstep_label_test name room cost torch program)
   set(labels ${room} ${cost})
   if(torch)
     list(APPEND labels torch)
+  endif()
+  if(NOT torch OR (room MATCHES "^(scaling|autocast)$" AND cost STREQUAL "fast"))
+    list(APPEND labels sanitize)
+    if(TARGET ${program})
+      add_dependencies(sanitized_tests ${program})
+    endif()
   endif()
   set_tests_properties(${name} PROPERTIES LABELS "${labels}" ENVIRONMENT "${halfstep_test_environment}" TIMEOUT 1500)
 endfunction()
@@ -31,11 +42,12 @@ function(halfstep_test name)
     target_link_libraries(${name} PRIVATE halfstep_numerics GTest::gtest_main)
   endif()
   add_test(NAME ${name} COMMAND ${name})
-  halfstep_label_test(${name} ${arg_ROOM} ${arg_COST} "${arg_TORCH}")
+  halfstep_label_test(${name} ${arg_ROOM} ${arg_COST} ${arg_TORCH} ${name})
 endfunction()
 
 function(halfstep_check name)
   cmake_parse_arguments(arg "TORCH" "ROOM;COST" "COMMAND" ${ARGN})
   add_test(NAME ${name} COMMAND ${arg_COMMAND})
-  halfstep_label_test(${name} ${arg_ROOM} ${arg_COST} "${arg_TORCH}")
+  list(GET arg_COMMAND 0 program)
+  halfstep_label_test(${name} ${arg_ROOM} ${arg_COST} ${arg_TORCH} ${program})
 endfunction()

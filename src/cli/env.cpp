@@ -5,6 +5,7 @@
 #include <iomanip>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "cli/commands.h"
 
@@ -70,6 +71,20 @@ void print_line(const std::string& name, const std::string& text) {
   std::cout << std::left << std::setw(kNameColumns) << name << text << "\n";
 }
 
+// One paragraph in lines of at most 80 columns.
+void print_paragraph(const std::string& text) {
+  constexpr size_t kColumns = 80;
+  size_t column = 0;
+  std::istringstream words(text);
+  for (std::string word; words >> word; column += word.size() + 1) {
+    const bool fits = column + word.size() <= kColumns;
+    if (column > 0) std::cout << (fits ? " " : "\n");
+    if (!fits) column = 0;
+    std::cout << word;
+  }
+  std::cout << "\n";
+}
+
 std::string names_of(const CpuReport& cpu, bool present) {
   std::string names;
   for (const auto& feature : cpu.features) {
@@ -113,7 +128,10 @@ void print_plain(const Machine& machine) {
                          std::to_string(device.minor),
                      device.precisions);
   }
-  for (const std::string& warning : machine.warnings) std::cout << "\nWarning: " << warning << "\n";
+  for (const std::string& warning : machine.warnings) {
+    std::cout << "\n";
+    print_paragraph("Warning: " + warning);
+  }
 }
 
 }  // namespace
