@@ -1,0 +1,128 @@
+#include <halfstep/error.h>
+#include <halfstep/precision.h>
+
+#include <algorithm>
+#include <numeric>
+
+namespace halfstep {
+namespace {
+
+std::string_view without_overload(std::string_view op) { return op.substr(0, op.find('.')); }
+
+/// Levenshtein: how many letters must be added, removed or replaced.
+std::size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    std::size_t diagonal = row[0];
+    row[0] = i + 1;
+    for (std::size_t j = 0; j < b.size(); ++j) {
+      const std::size_t replace = diagonal + (a[i] != b[j]);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({replace, diagonal + 1, row[j] + 1});
+    }
+  }
+  return row.back();
+}
+
+std::string_view nearest_op(std::string_view op) {
+  const auto distance = [op](const OpRow& row) {
+    return std::min(edit_distance(op, row.op), edit_distance(op, without_overload(row.op)));
+  };
+  const auto table = op_table();
+  const auto nearest = std::min_element(
+      table.begin(), table.end(), [&](const OpRow& a, const OpRow& b) { return distance(a) < distance(b); });
+  return nearest->op;
+}
+
+[[noreturn]] void refuse_unknown(std::string_view op) {
+  detail::throw_error(detail::concat("OpPolicy: no row for operation '", op, "'. Did you mean '",
+                                     nearest_op(op), "'? `halfstep explain policy` lists all rows."));
+}
+
+}  // namespace
+
+OpPolicy OpPolicy::standard() {
+  static const OpPolicy policy = [] {
+    Rules rules;
+    for (const OpRow& row : op_table()) rules.push_back(row.rule);
+    return OpPolicy(std::move(rules));
+  }();
+  return policy;
+}
+
+OpPolicy OpPolicy::engine() {
+  static const OpPolicy policy(Rules(op_table().size(), OpRule::Engine));
+  return policy;
+}
+
+OpPolicy& OpPolicy::set(std::string_view op, OpRule rule) {
+  const auto table = op_table();
+  auto changed = std::make_shared<Rules>(*rules_);
+  bool found = false;
+  for (std::size_t i = 0; i < table.size(); ++i) {
+    if (table[i].op != op && without_overload(table[i].op) != op) continue;
+    (*changed)[i] = rule;
+    found = true;
+  }
+  if (!found) refuse_unknown(op);
+  rules_ = std::move(changed);
+  return *this;
+}
+
+OpRule OpPolicy::rule(std::string_view op) const {
+  const auto table = op_table();
+  const auto row = std::find_if(table.begin(), table.end(), [op](const OpRow& r) { return r.op == op; });
+  if (row == table.end()) refuse_unknown(op);
+  return rule_of_row(static_cast<std::size_t>(row - table.begin()));
+}
+
+std::string_view name(OpRule rule) {
+  switch (rule) {
+    case OpRule::Low:
+      return "low";
+    case OpRule::Fp32:
+      return "fp32";
+    case OpRule::Promote:
+      return "promote";
+    case OpRule::AsIs:
+      return "as is";
+    case OpRule::Engine:
+      return "engine";
+  }
+  HALFSTEP_BUG("OpRule ", static_cast<int>(rule), " has no name");
+}
+
+std::string_view name(EngineRule rule) {
+  switch (rule) {
+    case EngineRule::NotListed:
+      return "not listed";
+    case EngineRule::Low:
+      return "low";
+    case EngineRule::Fp32:
+      return "fp32";
+    case EngineRule::Promote:
+      return "promote";
+    case EngineRule::Refused:
+      return "refused";
+  }
+  HALFSTEP_BUG("EngineRule ", static_cast<int>(rule), " has no name");
+}
+
+bool agrees(OpRule rule, EngineRule engine) {
+  switch (rule) {
+    case OpRule::Low:
+      return engine == EngineRule::Low;
+    case OpRule::Fp32:
+      return engine == EngineRule::Fp32;
+    case OpRule::Promote:
+      return engine == EngineRule::Promote;
+    case OpRule::AsIs:
+      return engine == EngineRule::NotListed;
+    case OpRule::Engine:
+      return true;
+  }
+  HALFSTEP_BUG("OpRule ", static_cast<int>(rule), " is not comparable");
+}
+
+}  // namespace halfstep
