@@ -1,0 +1,64 @@
+// A scope in which each operation runs in the precision that the policy gives it.
+#pragma once
+
+#include <c10/core/DeviceType.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+#include <halfstep/config.h>
+#include <halfstep/precision.h>
+
+namespace halfstep {
+
+struct AutocastOptions {
+  /// CPU or CUDA: tensors of other devices are left alone. For both at once, open one scope inside the other.
+  c10::DeviceType device = c10::DeviceType::CPU;
+
+  /// Accept BF16 on hardware that can only imitate it: right, but slower than FP32. For studying numerics.
+  bool allow_emulated = false;
+};
+
+/// Mixed precision from here to the end of the block.
+///
+///   torch::Tensor loss;
+///   {
+///     halfstep::AutocastScope scope(at::kBFloat16);
+///     loss = loss_of(model, batch);
+///   }
+///   loss.backward();
+///
+/// Parameters stay FP32; each use of one casts it anew. LibTorch's own cache of cast weights is off inside
+/// the scope, because it goes on serving the old value after the weight is updated; an optimizer step inside
+/// the scope is therefore seen at the next use. In-place operations and those with an `out` argument are left
+/// alone by LibTorch's autocast, hence by this one too.
+///
+/// Backward follows the types that forward chose and belongs outside the scope, as in the example.
+///
+/// Scopes nest: the inner type and policy hold until the inner scope ends. A scope may also open inside a
+/// bare at::autocast region, whose state is found again when the scope ends, also when it ends by an
+/// exception.
+///
+/// Threads. A scope holds for the thread that opened it and must end on that thread, in reverse order of
+/// opening; make it a local variable. A std::thread that is started inside starts without it. Whatever
+/// LibTorch runs elsewhere under an at::ThreadLocalState, autograd's re-entrant threads among it, sees type
+/// and policy, and at::ThreadLocalStateGuard brings them into a thread of your own. at::parallel_for does not
+/// carry them.
+class HALFSTEP_API AutocastScope {
+ public:
+  /// `low` is at::kBFloat16 or at::kHalf. Anything else, and BF16 where the hardware lacks it, is an Error
+  /// that says what to use instead.
+  explicit AutocastScope(c10::ScalarType low, OpPolicy policy = OpPolicy::standard(),
+                         AutocastOptions options = {});
+  ~AutocastScope();
+
+  AutocastScope(const AutocastScope&) = delete;
+  AutocastScope& operator=(const AutocastScope&) = delete;
+
+ private:
+  c10::DebugInfoGuard policy_guard_;
+  c10::DeviceType device_;
+  bool outer_enabled_;
+  c10::ScalarType outer_low_;
+  bool outer_cache_enabled_;
+};
+
+}  // namespace halfstep

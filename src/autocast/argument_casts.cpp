@@ -1,0 +1,67 @@
+#include "autocast/argument_casts.h"
+
+#include <c10/core/ScalarType.h>
+
+namespace halfstep {
+namespace {
+
+bool on_device(const at::Tensor& tensor, at::DeviceType device) {
+  return device == at::kCUDA ? tensor.is_cuda() : tensor.is_cpu() || tensor.is_mkldnn();
+}
+
+bool is_floating(const at::Tensor& tensor, at::DeviceType device) {
+  return tensor.defined() && tensor.is_floating_point() && on_device(tensor, device);
+}
+
+bool is_unscaled(at::ScalarType type) {
+  return c10::isFloat8Type(type) || type == at::ScalarType::Float4_e2m1fn_x2;
+}
+
+bool needs_cast(const at::Tensor& tensor, at::DeviceType device, at::ScalarType to) {
+  return is_floating(tensor, device) && tensor.scalar_type() != to && tensor.scalar_type() != at::kDouble;
+}
+
+void look_at(const at::Tensor& tensor, std::size_t argument, at::DeviceType device,
+             FloatingArguments& found) {
+  if (!is_floating(tensor, device)) return;
+  const at::ScalarType type = tensor.scalar_type();
+  if (found.widest) found.all_alike &= type == *found.widest;
+  if (is_unscaled(type)) {
+    found.unscaled = {argument, type};
+    if (!found.widest) found.widest = type;
+    return;
+  }
+  found.any_fp64 |= type == at::kDouble;
+  const bool widest_is_real = found.widest && !is_unscaled(*found.widest);
+  found.widest = widest_is_real ? c10::promoteTypes(*found.widest, type) : type;
+}
+
+}  // namespace
+
+FloatingArguments floating_arguments(std::span<const c10::IValue> arguments, at::DeviceType device) {
+  FloatingArguments found;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i].isTensor()) {
+      look_at(arguments[i].toTensor(), i, device, found);
+    } else if (arguments[i].isTensorList()) {
+      for (const at::Tensor& tensor : arguments[i].toTensorVector()) look_at(tensor, i, device, found);
+    }
+  }
+  return found;
+}
+
+void cast_arguments_(Arguments arguments, at::DeviceType device, at::ScalarType to) {
+  for (c10::IValue& argument : arguments) {
+    if (argument.isTensor()) {
+      if (needs_cast(argument.toTensor(), device, to)) argument = argument.toTensor().to(to);
+    } else if (argument.isTensorList()) {
+      std::vector<at::Tensor> tensors = argument.toTensorVector();
+      for (at::Tensor& tensor : tensors) {
+        if (needs_cast(tensor, device, to)) tensor = tensor.to(to);
+      }
+      argument = std::move(tensors);
+    }
+  }
+}
+
+}  // namespace halfstep

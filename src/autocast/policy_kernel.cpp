@@ -1,0 +1,226 @@
+#include "autocast/policy_kernel.h"
+
+#include <ATen/autocast_mode.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/GradMode.h>
+#include <halfstep/error.h>
+#include <torch/library.h>
+
+#include <vector>
+
+#include "autocast/active_policy.h"
+#include "autocast/argument_casts.h"
+
+namespace halfstep {
+namespace {
+
+using Stack = torch::jit::Stack;
+
+constexpr c10::DispatchKey autocast_key(at::DeviceType device) {
+  return device == at::kCUDA ? c10::DispatchKey::AutocastCUDA : c10::DispatchKey::AutocastCPU;
+}
+
+constexpr int kNone = -1;
+
+int argument_named(const c10::FunctionSchema& schema, const std::string& name) {
+  return schema.argumentIndexWithName(name).value_or(kNone);
+}
+
+/// Statistics that the operation updates in place although its schema does not say so. When they were cast,
+/// the operation wrote to the copies: this brings the news back.
+class RunningStatistics {
+ public:
+  explicit RunningStatistics(const c10::FunctionSchema& schema) {
+    for (const char* name : {"running_mean", "running_var"}) {
+      if (const int index = argument_named(schema, name); index != kNone) indices_.push_back(index);
+    }
+  }
+
+  std::vector<at::Tensor> tensors(Arguments arguments) const {
+    std::vector<at::Tensor> found;
+    for (const int index : indices_) {
+      found.push_back(arguments[index].isTensor() ? arguments[index].toTensor() : at::Tensor());
+    }
+    return found;
+  }
+
+  static void write_back(const std::vector<at::Tensor>& originals, const std::vector<at::Tensor>& copies) {
+    const at::NoGradGuard no_grad;
+    for (std::size_t i = 0; i < originals.size(); ++i) {
+      if (!originals[i].is_same(copies[i])) originals[i].copy_(copies[i]);
+    }
+  }
+
+ private:
+  std::vector<int> indices_;
+};
+
+/// Stands between the dispatcher and one operation on one device. Knows its row, so that the hot path looks
+/// nothing up by name.
+class PolicyKernel final : public c10::OperatorKernel {
+ public:
+  PolicyKernel(std::size_t row, at::DeviceType device, const c10::OperatorHandle& op)
+      : row_(row),
+        device_(device),
+        keys_below_(c10::DispatchKeySet::FULL_AFTER, autocast_key(device)),
+        argument_count_(op.schema().arguments().size()),
+        dtype_index_(argument_named(op.schema(), "dtype")),
+        statistics_(op.schema()) {
+    if (op.hasKernelForDispatchKey(autocast_key(device))) {
+      stock_ = op.getComputedKernelForDispatchKey(autocast_key(device));
+    }
+  }
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+    const ActivePolicy* active = active_policy();
+    const OpPolicy* policy = active ? active->of(device_) : nullptr;
+    if (!policy) return run_stock(op, keys, stack);
+    switch (policy->rule_of_row(row_)) {
+      case OpRule::Engine:
+        return run_stock_without_cache(op, keys, stack);
+      case OpRule::AsIs:
+        return op.redispatchBoxed(keys & keys_below_, stack);
+      case OpRule::Low:
+        return run_low(op, keys, stack);
+      case OpRule::Fp32:
+        return run_fp32(op, keys, stack);
+      case OpRule::Promote:
+        return run_promoted(op, keys, stack);
+    }
+  }
+
+ private:
+  void run_stock(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
+    if (stock_) return stock_->callBoxed(op, keys, stack);
+    op.redispatchBoxed(keys & keys_below_, stack);
+  }
+
+  /// The scope switched the cache off, but at::ThreadLocalState does not carry that switch (LibTorch 2.13) to
+  /// a thread that autograd moves to.
+  void run_stock_without_cache(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
+    struct CacheOff {
+      const bool was_on = at::autocast::is_autocast_cache_enabled();
+      CacheOff() {
+        if (was_on) at::autocast::set_autocast_cache_enabled(false);
+      }
+      ~CacheOff() {
+        if (was_on) at::autocast::set_autocast_cache_enabled(true);
+      }
+    } const cache_off;
+    run_stock(op, keys, stack);
+  }
+
+  void run_low(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
+    const FloatingArguments floats = floating_arguments(arguments(stack), device_);
+    const at::ScalarType low = at::autocast::get_autocast_dtype(device_);
+    refuse_unscaled(op, floats, low);
+    // FP64 was the caller's choice. Lowering the others beside it would only make LibTorch refuse the
+    // mixture.
+    if (floats.any_fp64) return op.redispatchBoxed(keys & keys_below_, stack);
+    run_cast(op, keys, stack, low);
+  }
+
+  void run_fp32(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
+    const FloatingArguments floats = floating_arguments(arguments(stack), device_);
+    if (dtype_index_ == kNone) {
+      refuse_unscaled(op, floats, at::kFloat);
+      return run_cast(op, keys, stack, at::kFloat);
+    }
+    // The operation converts while it reads, which spares a copy of the input.
+    c10::IValue& dtype = arguments(stack)[dtype_index_];
+    if (dtype.isNone()) {
+      refuse_unscaled(op, floats, at::kFloat);
+      if (floats.widest && !floats.any_fp64) dtype = at::kFloat;
+    }
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(autocast_key(device_));
+    op.redispatchBoxed(keys & keys_below_, stack);
+  }
+
+  void run_promoted(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
+    const FloatingArguments floats = floating_arguments(arguments(stack), device_);
+    const at::ScalarType widest = floats.widest.value_or(at::kFloat);
+    if (!floats.all_alike) refuse_unscaled(op, floats, widest);
+    run_cast(op, keys, stack, widest);
+  }
+
+  void run_cast(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack,
+                at::ScalarType to) const {
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(autocast_key(device_));
+    const auto originals = statistics_.tensors(arguments(stack));
+    cast_arguments_(arguments(stack), device_, to);
+    const auto copies = statistics_.tensors(arguments(stack));
+    op.redispatchBoxed(keys & keys_below_, stack);
+    RunningStatistics::write_back(originals, copies);
+  }
+
+  void refuse_unscaled(const c10::OperatorHandle& op, const FloatingArguments& floats,
+                       at::ScalarType to) const {
+    if (!floats.unscaled) return;
+    detail::throw_error(detail::concat("AutocastScope: in ", op.operator_name(), ", argument '",
+                                       op.schema().arguments()[floats.unscaled->argument].name(), "' is ",
+                                       floats.unscaled->type, ". A cast to ", to,
+                                       " would drop its scale: decode it with its scale before the call."));
+  }
+
+  Arguments arguments(Stack* stack) const {
+    return {stack->data() + (stack->size() - argument_count_), argument_count_};
+  }
+
+  std::size_t row_;
+  at::DeviceType device_;
+  c10::DispatchKeySet keys_below_;
+  std::size_t argument_count_;
+  int dtype_index_;
+  RunningStatistics statistics_;
+  std::optional<c10::SafeKernelFunction> stock_;  // empty when stock autocast does nothing here
+};
+
+/// Registers on construction, and unregisters when the library is unloaded.
+class Registration {
+ public:
+  Registration() {
+    // LibTorch warns once when a kernel is overridden; here that is the purpose.
+    struct Silence final : c10::WarningHandler {
+      void process(const c10::Warning&) override {}
+    } silence;
+    const c10::WarningUtils::WarningHandlerGuard silenced(&silence);
+    for (const at::DeviceType device : {at::kCPU, at::kCUDA}) {
+      auto& library =
+          libraries_.emplace_back(torch::Library::IMPL, "aten", autocast_key(device), __FILE__, __LINE__);
+      for (std::size_t row = 0; row < op_table().size(); ++row) register_row(library, row, device);
+    }
+  }
+
+  const std::string& missing_ops() const { return missing_ops_; }
+
+ private:
+  void register_row(torch::Library& library, std::size_t row, at::DeviceType device) {
+    const std::string op(op_table()[row].op);
+    const auto dot = op.find('.');
+    const c10::OperatorName name("aten::" + op.substr(0, dot), dot == op.npos ? "" : op.substr(dot + 1));
+    const auto handle = c10::Dispatcher::singleton().findSchema(name);
+    if (!handle) {
+      missing_ops_ += " " + op;
+      return;
+    }
+    library.impl(op.c_str(), torch::CppFunction::makeFromBoxedFunctor(
+                                 std::make_unique<PolicyKernel>(row, device, *handle)));
+  }
+
+  std::vector<torch::Library> libraries_;
+  std::string missing_ops_;
+};
+
+// While the library loads: LibTorch's tables may not change while another thread dispatches, and this is the
+// one moment when the user's threads cannot be using Halfstep yet. (docs/decisions/0031.)
+const Registration registration;
+
+}  // namespace
+
+void check_every_row_has_its_kernel() {
+  HALFSTEP_CHECK(registration.missing_ops().empty(),
+                 "AutocastScope: this LibTorch lacks operations of the policy:", registration.missing_ops(),
+                 ". Halfstep ", HALFSTEP_VERSION, " is made for LibTorch 2.13.");
+}
+
+}  // namespace halfstep

@@ -1,0 +1,231 @@
+#include <ATen/ThreadLocalState.h>
+#include <gtest/gtest.h>
+#include <halfstep/autocast.h>
+#include <halfstep/error.h>
+#include <torch/torch.h>
+
+#include <thread>
+
+#include "autocast/type_gate.h"
+#include "support/run_case.h"
+
+namespace halfstep::testing {
+namespace {
+
+struct EngineState {
+  bool enabled = at::autocast::is_autocast_enabled(at::kCPU);
+  at::ScalarType low = at::autocast::get_autocast_dtype(at::kCPU);
+  bool cache_enabled = at::autocast::is_autocast_cache_enabled();
+  int nesting = [] {
+    at::autocast::increment_nesting();
+    return at::autocast::decrement_nesting();
+  }();
+  bool operator==(const EngineState&) const = default;
+};
+
+/// exp is FP32 under `standard`, low under stock autocast on CPU: it tells which policy is at work.
+at::ScalarType type_of_exp() { return at::exp(at::ones(2, at::kBFloat16)).scalar_type(); }
+at::ScalarType type_of_mm() { return at::mm(at::ones({2, 2}), at::ones({2, 2})).scalar_type(); }
+
+std::string error_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(AutocastScope, LeavesTheEngineAsItWasFound) {
+  const EngineState before;
+  {
+    const AutocastScope scope(at::kHalf);
+    EXPECT_EQ(type_of_mm(), at::kHalf);
+    EXPECT_FALSE(EngineState() == before);
+  }
+  EXPECT_EQ(EngineState(), before);
+  EXPECT_EQ(type_of_mm(), at::kFloat);
+  EXPECT_EQ(type_of_exp(), at::kBFloat16);
+}
+
+TEST(AutocastScope, LeavesTheEngineAsItWasFoundAfterAnException) {
+  const EngineState before;
+  EXPECT_THROW(
+      {
+        const AutocastScope scope(at::kBFloat16);
+        at::mm(at::ones({2, 3}), at::ones({2, 3}));
+      },
+      c10::Error);
+  EXPECT_EQ(EngineState(), before);
+  EXPECT_EQ(type_of_exp(), at::kBFloat16);
+}
+
+TEST(AutocastScope, InnerTypeAndPolicyHoldUntilTheInnerScopeEnds) {
+  const AutocastScope outer(at::kBFloat16);
+  const EngineState outer_state;
+  {
+    const AutocastScope inner(at::kHalf, OpPolicy::engine());
+    EXPECT_EQ(type_of_mm(), at::kHalf);
+    EXPECT_EQ(type_of_exp(), at::kBFloat16);
+  }
+  EXPECT_EQ(EngineState(), outer_state);
+  EXPECT_EQ(type_of_mm(), at::kBFloat16);
+  EXPECT_EQ(type_of_exp(), at::kFloat);
+}
+
+TEST(AutocastScope, OpensInsideABareRegionWhichIsFoundAgain) {
+  const BareAutocast bare(at::kHalf);
+  const EngineState bare_state;
+  EXPECT_EQ(type_of_mm(), at::kHalf);
+  {
+    const AutocastScope scope(at::kBFloat16);
+    EXPECT_EQ(type_of_mm(), at::kBFloat16);
+    EXPECT_EQ(type_of_exp(), at::kFloat);
+  }
+  EXPECT_EQ(EngineState(), bare_state);
+  EXPECT_EQ(type_of_mm(), at::kHalf);
+  EXPECT_EQ(type_of_exp(), at::kBFloat16);
+}
+
+TEST(AutocastScope, AutocastSwitchedOffInsideIsOff) {
+  const AutocastScope scope(at::kBFloat16);
+  at::autocast::set_autocast_enabled(at::kCPU, false);
+  EXPECT_EQ(type_of_mm(), at::kFloat);
+  EXPECT_EQ(type_of_exp(), at::kBFloat16);
+}
+
+TEST(AutocastScope, ChangedRowsHoldForThatScopeOnly) {
+  auto policy = OpPolicy::standard();
+  {
+    policy.set("exp", OpRule::AsIs);
+    const AutocastScope scope(at::kBFloat16, policy);
+    policy.set("mm", OpRule::Fp32);  // too late for a scope that is open
+    EXPECT_EQ(type_of_exp(), at::kBFloat16);
+    EXPECT_EQ(type_of_mm(), at::kBFloat16);
+  }
+  const AutocastScope later(at::kBFloat16);
+  EXPECT_EQ(type_of_exp(), at::kFloat);
+}
+
+// Stock in one thread, two policies in two others, all at once, many times over.
+TEST(AutocastScope, ThreadsDoNotSeeOneAnothersScopes) {
+  const AutocastScope of_this_thread(at::kBFloat16);
+  std::atomic<int> surprises = 0;
+  const auto repeat = [&surprises](auto open_region, at::ScalarType exp_type, at::ScalarType mm_type) {
+    return std::thread([=, &surprises] {
+      for (int i = 0; i < 300; ++i) {
+        [[maybe_unused]] const auto region = open_region();
+        surprises += type_of_exp() != exp_type || type_of_mm() != mm_type;
+      }
+    });
+  };
+  auto changed = OpPolicy::standard();
+  changed.set("exp", OpRule::Low).set("mm", OpRule::Fp32);
+  std::vector<std::thread> threads;
+  threads.push_back(repeat([] { return 0; }, at::kBFloat16, at::kFloat));
+  threads.push_back(
+      repeat([] { return std::make_unique<BareAutocast>(at::kBFloat16); }, at::kBFloat16, at::kBFloat16));
+  threads.push_back(repeat([] { return std::make_unique<AutocastScope>(at::kHalf); }, at::kFloat, at::kHalf));
+  threads.push_back(
+      repeat([=] { return std::make_unique<AutocastScope>(at::kHalf, changed); }, at::kHalf, at::kFloat));
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(surprises, 0);
+  EXPECT_EQ(type_of_exp(), at::kFloat);
+}
+
+TEST(AutocastScope, ThreadLocalStateCarriesTypeAndPolicy) {
+  const AutocastScope scope(at::kHalf);
+  const at::ThreadLocalState state;
+  at::ScalarType exp_type = at::kByte, mm_type = at::kByte;
+  std::thread([&] {
+    const at::ThreadLocalStateGuard guard(state);
+    exp_type = type_of_exp();
+    mm_type = type_of_mm();
+  }).join();
+  EXPECT_EQ(exp_type, at::kFloat);
+  EXPECT_EQ(mm_type, at::kHalf);
+}
+
+/// Calls itself in its backward until `depth` is 0, then notes the thread and what the policy does there.
+struct Reentrant : torch::autograd::Function<Reentrant> {
+  static inline std::thread::id innermost_thread;
+  static inline at::ScalarType innermost_exp = at::kByte;
+
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, int64_t depth) {
+    context->saved_data["depth"] = depth;
+    return x.clone();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list grads) {
+    const int64_t depth = context->saved_data["depth"].toInt();
+    if (depth == 0) {
+      innermost_thread = std::this_thread::get_id();
+      innermost_exp = type_of_exp();
+    } else {
+      const at::AutoGradMode with_grad(true);
+      Reentrant::apply(at::ones(1).requires_grad_(), depth - 1).backward();
+    }
+    return {grads[0], at::Tensor()};
+  }
+};
+
+TEST(AutocastScope, PolicyFollowsADeeplyReentrantBackwardToItsOtherThread) {
+  const AutocastScope scope(at::kBFloat16);
+  Reentrant::apply(at::ones(1).requires_grad_(), 70).backward();
+  ASSERT_NE(Reentrant::innermost_thread, std::this_thread::get_id()) << "the engine no longer changes thread";
+  EXPECT_EQ(Reentrant::innermost_exp, at::kFloat);
+}
+
+TEST(AutocastScope, TypesThatAreNotLowAreRefusedWithWhatToUse) {
+  for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kInt, at::kComplexFloat}) {
+    EXPECT_NE(error_of([=] { AutocastScope scope(type); }).find("Use at::kBFloat16"), std::string::npos)
+        << type;
+  }
+  for (const at::ScalarType type : {at::kFloat8_e4m3fn, at::kFloat8_e5m2, at::kFloat8_e8m0fnu}) {
+    const std::string error = error_of([=] { AutocastScope scope(type); });
+    EXPECT_NE(error.find(c10::toString(type)), std::string::npos) << error;
+    EXPECT_NE(error.find("scale"), std::string::npos) << error;
+  }
+  EXPECT_EQ(type_of_mm(), at::kFloat) << "a refused scope must leave nothing open";
+}
+
+TEST(AutocastScope, DevicesOtherThanCpuAndCudaAreRefused) {
+  EXPECT_NE(error_of([] {
+              AutocastScope scope(at::kHalf, OpPolicy::standard(), {.device = at::kMPS});
+            }).find("expected CPU or CUDA"),
+            std::string::npos);
+  if (!at::hasCUDA()) {
+    EXPECT_NE(error_of([] {
+                AutocastScope scope(at::kHalf, OpPolicy::standard(), {.device = at::kCUDA});
+              }).find("no CUDA device"),
+              std::string::npos);
+  }
+}
+
+constexpr AutocastOptions kOnCpu = {};
+constexpr AutocastOptions kOnCuda = {.device = at::kCUDA};
+
+TEST(TypeGate, Bf16NeedsOneOfTheTwoProcessorFeatures) {
+  const MachineForAutocast without{.cpu = {.avx2 = true, .avx512 = true, .avx512_fp16 = true}};
+  const std::string error = error_of([&] { check_may_open(at::kBFloat16, kOnCpu, without); });
+  EXPECT_NE(error.find("neither AMX-BF16 nor AVX512-BF16"), std::string::npos) << error;
+  EXPECT_NE(error.find("at::kHalf with a GradScaler"), std::string::npos) << error;
+  EXPECT_NE(error.find("allow_emulated"), std::string::npos) << error;
+
+  EXPECT_NO_THROW(check_may_open(at::kHalf, kOnCpu, without));
+  EXPECT_NO_THROW(check_may_open(at::kBFloat16, {.allow_emulated = true}, without));
+  EXPECT_NO_THROW(check_may_open(at::kBFloat16, kOnCpu, {.cpu = {.avx512_bf16 = true}}));
+  EXPECT_NO_THROW(check_may_open(at::kBFloat16, kOnCpu, {.cpu = {.amx_bf16 = true}}));
+}
+
+TEST(TypeGate, Bf16OnCudaNeedsComputeCapability8WhateverTheProcessorHas) {
+  const MachineForAutocast turing{.cpu = {.amx_bf16 = true}, .has_cuda = true};
+  EXPECT_NE(error_of([&] { check_may_open(at::kBFloat16, kOnCuda, turing); }).find("compute capability 8.0"),
+            std::string::npos);
+  EXPECT_NO_THROW(check_may_open(at::kHalf, kOnCuda, turing));
+  EXPECT_NO_THROW(check_may_open(at::kBFloat16, {.device = at::kCUDA, .allow_emulated = true}, turing));
+  EXPECT_NO_THROW(check_may_open(at::kBFloat16, kOnCuda, {.has_cuda = true, .cuda_has_bf16 = true}));
+}
+
+}  // namespace
+}  // namespace halfstep::testing

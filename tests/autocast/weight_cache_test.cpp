@@ -1,0 +1,108 @@
+// A weight that changes inside a region is seen at its next use. Stock autocast keeps serving the old cast;
+// each test first shows that, so that the day LibTorch mends it the test says so.
+#include <gtest/gtest.h>
+#include <halfstep/autocast.h>
+
+#include <thread>
+
+#include "support/run_case.h"
+
+namespace halfstep::testing {
+namespace {
+
+constexpr float kOld = 1, kNew = 3;
+
+struct Change {
+  const char* how;
+  void (*apply)(at::Tensor& weight);
+};
+
+// None of these but the first moves the version counter that autograd looks at.
+const Change kChanges[] = {
+    {"in place",
+     [](at::Tensor& weight) {
+       const at::NoGradGuard no_grad;
+       weight.fill_(kNew);
+     }},
+    {"through data()", [](at::Tensor& weight) { weight.data().fill_(kNew); }},
+    {"by an optimizer step",
+     [](at::Tensor& weight) {
+       weight.mutable_grad() = at::full_like(weight, kOld - kNew);
+       torch::optim::SGD({weight}, torch::optim::SGDOptions(/*lr=*/1)).step();
+     }},
+    {"through a raw pointer",
+     [](at::Tensor& weight) { std::fill_n(static_cast<float*>(weight.data_ptr()), weight.numel(), kNew); }},
+};
+
+at::Tensor make_weight() { return at::full({1, 1}, kOld).requires_grad_(); }
+
+float use(const at::Tensor& weight) { return at::linear(at::ones({1, 1}), weight).item<float>(); }
+
+TEST(WeightCache, EveryWayOfChangingAWeightIsSeenAtTheNextUse) {
+  for (const Change& change : kChanges) {
+    SCOPED_TRACE(change.how);
+    {
+      at::Tensor weight = make_weight();
+      const BareAutocast stock(at::kBFloat16);
+      EXPECT_EQ(use(weight), kOld);
+      change.apply(weight);
+      EXPECT_EQ(use(weight), kOld) << "stock autocast no longer serves a stale weight";
+    }
+    for (const OpPolicy& policy : {OpPolicy::standard(), OpPolicy::engine()}) {
+      at::Tensor weight = make_weight();
+      const AutocastScope scope(at::kBFloat16, policy);
+      EXPECT_EQ(use(weight), kOld);
+      change.apply(weight);
+      EXPECT_EQ(use(weight), kNew);
+    }
+  }
+}
+
+TEST(WeightCache, NestedRegionOfAnotherTypeCastsAnew) {
+  const at::Tensor weight = make_weight(), x = at::ones({1, 1});
+  {
+    const BareAutocast outer(at::kBFloat16);
+    at::linear(x, weight);
+    const BareAutocast inner(at::kHalf);
+    EXPECT_THROW(at::linear(x, weight), c10::Error) << "stock autocast no longer mixes up the types";
+  }
+  for (const OpPolicy& policy : {OpPolicy::standard(), OpPolicy::engine()}) {
+    const AutocastScope outer(at::kBFloat16, policy);
+    EXPECT_EQ(at::linear(x, weight).scalar_type(), at::kBFloat16);
+    const AutocastScope inner(at::kHalf, policy);
+    EXPECT_EQ(at::linear(x, weight).scalar_type(), at::kHalf);
+  }
+}
+
+TEST(WeightCache, WhatABareRegionAroundTheScopeHasCachedIsNotUsed) {
+  at::Tensor weight = make_weight();
+  const BareAutocast bare(at::kBFloat16);
+  EXPECT_EQ(use(weight), kOld);
+  for (const OpPolicy& policy : {OpPolicy::standard(), OpPolicy::engine()}) {
+    const AutocastScope scope(at::kBFloat16, policy);
+    weight.data().fill_(kNew);
+    EXPECT_EQ(use(weight), kNew);
+  }
+}
+
+// at::ThreadLocalState carries the scope to another thread, but not the switch that turns the cache off.
+TEST(WeightCache, CacheStaysUnusedOnAThreadThatAScopeWasCarriedTo) {
+  for (const OpPolicy& policy : {OpPolicy::standard(), OpPolicy::engine()}) {
+    at::Tensor weight = make_weight();
+    const AutocastScope scope(at::kBFloat16, policy);
+    const at::ThreadLocalState state;
+    float before = 0, after = 0;
+    std::thread([&] {
+      const at::ThreadLocalStateGuard guard(state);
+      ASSERT_TRUE(at::autocast::is_autocast_cache_enabled());
+      before = use(weight);
+      weight.data().fill_(kNew);
+      after = use(weight);
+    }).join();
+    EXPECT_EQ(before, kOld);
+    EXPECT_EQ(after, kNew);
+  }
+}
+
+}  // namespace
+}  // namespace halfstep::testing
