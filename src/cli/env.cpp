@@ -137,8 +137,7 @@ void print_plain(const Machine& machine) {
 }  // namespace
 
 void add_env(CLI::App& program) {
-  CLI::App* const command =
-      program.add_subcommand("env", "What works on this machine, and by which instructions");
+  CLI::App* const command = program.add_subcommand("env", "What works on this machine");
   CLI::Option* const json = add_switch(*command, "--json", "As JSON");
   command->callback([json] {
     const Machine machine = inspect_machine();

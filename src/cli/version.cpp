@@ -38,7 +38,7 @@ void print_json(const TorchReport& torch) {
 CLI::Option* add_version_flag(CLI::App& program) {
   CLI::Option* const version =
       add_switch(program, "--version", "Versions of Halfstep, its compiler and LibTorch");
-  CLI::Option* const json = add_switch(program, "--json", "With --version: as JSON")->needs(version);
+  CLI::Option* const json = add_switch(program, "--json", "The versions as JSON")->needs(version);
   program.callback([version, json] {
     if (version->count() == 0) return;
     const TorchReport torch = inspect_machine().torch;

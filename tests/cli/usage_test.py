@@ -16,10 +16,12 @@ class Usage(unittest.TestCase):
                 self.assertIn(culprit, done.stderr)
                 self.assertIn("halfstep --help", done.stderr)
 
-    def test_help_exits_0_and_lists_the_commands(self):
-        done = run("--help")
-        self.assertEqual((done.returncode, done.stderr), (0, ""))
-        self.assertIn("env", done.stdout)
+    def test_help_exits_0_lists_the_commands_and_fits_80_columns(self):
+        self.assertIn("env", run("--help").stdout)
+        for arguments in (("--help",), ("env", "--help")):
+            done = run(*arguments)
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            self.assertLessEqual(max(map(len, done.stdout.splitlines())), 80)
 
     def test_output_that_cannot_be_written_is_a_failure(self):
         with open("/dev/full", "w") as full:
