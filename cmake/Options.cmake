@@ -15,9 +15,11 @@ endif()
 
 find_program(CCACHE ccache)
 if(CCACHE AND HALFSTEP_DEVELOPER)
-  # The sloppiness is what ccache's manual asks for with precompiled headers.
+  # The sloppiness and the options are what ccache's manual asks for with precompiled headers.
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${CCACHE})
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     add_compile_options(-fpch-preprocess)
+  else()
+    add_compile_options("SHELL:-Xclang -fno-pch-timestamp")
   endif()
 endif()

@@ -1,7 +1,6 @@
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
-#include <dlfcn.h>
 #include <halfstep/error.h>
 #include <halfstep/machine.h>
 #include <sched.h>
@@ -45,8 +44,6 @@ int64_t cpus_we_may_use() {
   return CPU_COUNT(&allowed);
 }
 
-bool library_has(const char* symbol) { return dlsym(RTLD_DEFAULT, symbol) != nullptr; }
-
 CpuReport inspect_cpu(bool with_onednn) {
   const CpuFeatures& cpu = cpu_features();
   CpuReport report;
@@ -71,7 +68,7 @@ TorchReport inspect_torch() {
   report.cpu_kernels = at::get_cpu_capability();
   if (at::hasMKLDNN()) report.onednn_version = first_version_in(at::get_mkldnn_version());
   if (at::hasMKL()) report.mkl_version = first_version_in(at::get_mkl_version());
-  report.gloo_built = library_has("_ZTIN4c10d16ProcessGroupGlooE");  // typeinfo for c10d::ProcessGroupGloo
+  report.gloo_built = at::show_config().find("USE_GLOO=ON") != std::string::npos;
   report.threads = at::get_num_threads();
   report.interop_threads = at::get_num_interop_threads();
   return report;
