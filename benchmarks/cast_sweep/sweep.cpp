@@ -17,7 +17,7 @@
 namespace halfstep::sweep {
 namespace {
 
-constexpr std::uint32_t kChunk = 1 << 17;  // codes of one chunk stay in the cache of a core
+constexpr std::uint32_t kChunk = 1 << 15;  // codes of one chunk stay in the cache of a core
 constexpr std::size_t kMismatchesToShow = 10;
 
 double thread_seconds() {

@@ -16,7 +16,7 @@ namespace halfstep {
 
 namespace detail {
 
-inline constexpr int kLargestPower = 160;  // FP32 spans 2^-149 to 2^127; the rest is room for quotients
+inline constexpr int kLargestPower = 160;  // FP32 and the quotients of its values span 2^-149 to 2^127
 
 inline constexpr auto kPowersOfTwo = [] {
   std::array<double, 2 * kLargestPower + 1> powers{};
@@ -28,22 +28,20 @@ constexpr double exact_power(int exponent) { return kPowersOfTwo[exponent + kLar
 
 /// |x| = significand * 2^exponent, read from the fields of FP32.
 struct Fp32Magnitude {
-  double value;
-  int binade;  // floor(log2(value)), -126 for subnormals and zero
+  int significand;
+  int exponent;
 };
 
 constexpr Fp32Magnitude fp32_magnitude(std::uint32_t bits) {
-  const int exponent_field = (bits >> 23) & 0xff;
-  const int fraction = bits & 0x7fffff;
-  const int binade = exponent_field == 0 ? -126 : exponent_field - 127;
-  const int significand = exponent_field == 0 ? fraction : fraction + (1 << 23);
-  return {significand * exact_power(binade - 23), binade};
+  const int exponent_field = (bits >> 23) & 0xff, fraction = bits & 0x7fffff;
+  if (exponent_field == 0) return {fraction, -149};
+  return {fraction + (1 << 23), exponent_field - 127 - 23};
 }
 
 constexpr bool rounds_up(int below, double fraction, Rounding rounding, std::uint32_t random) {
   switch (rounding) {
     case Rounding::NearestEven:
-      return fraction > 0.5 || (fraction == 0.5 && below % 2 == 1);
+      return fraction > 0.5 || (fraction == 0.5 && (below & 1));
     case Rounding::TowardZero:
       return false;
     case Rounding::Stochastic:
@@ -70,15 +68,16 @@ constexpr std::uint32_t reference_cast(std::uint32_t fp32_bits, CastMode mode, s
   if (magnitude_bits == 0x7f800000)
     return (mode.inf_input == InfInput::Saturate ? t.max_code : non_finite) | sign;
 
-  // Neighbours in the format are one `step` apart around this value; below min_normal the step no longer
-  // shrinks.
+  // Neighbours in the format are 2^step_exponent apart around this value; below min_normal they come no
+  // closer.
   const detail::Fp32Magnitude x = detail::fp32_magnitude(fp32_bits);
-  const int binade = std::max(x.binade, 1 - t.bias);
-  const double steps = x.value * detail::exact_power(t.mantissa_bits - binade);
+  const int binade = std::max(x.exponent + 23, 1 - t.bias);
+  const int step_exponent = binade - t.mantissa_bits;
+  const double steps = x.significand * detail::exact_power(x.exponent - step_exponent);
   const int below = static_cast<int>(steps);
   const int rounded = below + detail::rounds_up(below, steps - below, mode.rounding, random);
 
-  if (rounded * detail::exact_power(binade - t.mantissa_bits) > t.max) {
+  if (rounded * detail::exact_power(step_exponent) > t.max) {
     const bool saturate = mode.overflow == Overflow::Saturate || mode.rounding == Rounding::TowardZero;
     return (saturate ? t.max_code : non_finite) | sign;
   }

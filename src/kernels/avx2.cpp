@@ -73,8 +73,10 @@ Words cast_words(Words bits, SpecialResults special, Words random) {
   const Words shift =
       _mm256_add_epi32(_mm256_sub_epi32(coarse_exponent, exponent), all(23 - k.mantissa_bits));
   const Words steps = _mm256_srlv_epi32(significand, shift);
-  const Words fraction = _mm256_or_si256(_mm256_sllv_epi32(significand, _mm256_sub_epi32(all(32), shift)),
-                                         _mm256_srlv_epi32(significand, _mm256_sub_epi32(shift, all(32))));
+  Words fraction = _mm256_sllv_epi32(significand, _mm256_sub_epi32(all(32), shift));
+  // A fraction that begins below its highest bits is far from one half, and matters to random rounding alone.
+  if constexpr (rounding == Rounding::Stochastic)
+    fraction = _mm256_or_si256(fraction, _mm256_srlv_epi32(significand, _mm256_sub_epi32(shift, all(32))));
   Words rounded = steps;
   if constexpr (rounding != Rounding::TowardZero) {
     const Words odd = _mm256_and_si256(steps, all(1));

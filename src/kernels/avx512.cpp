@@ -52,8 +52,10 @@ Words cast_words(Words bits, SpecialResults special, Words random) {
   const Words shift =
       _mm512_add_epi32(_mm512_sub_epi32(coarse_exponent, exponent), all(23 - k.mantissa_bits));
   const Words steps = _mm512_srlv_epi32(significand, shift);
-  const Words fraction = _mm512_or_si512(_mm512_sllv_epi32(significand, _mm512_sub_epi32(all(32), shift)),
-                                         _mm512_srlv_epi32(significand, _mm512_sub_epi32(shift, all(32))));
+  Words fraction = _mm512_sllv_epi32(significand, _mm512_sub_epi32(all(32), shift));
+  // A fraction that begins below its highest bits is far from one half, and matters to random rounding alone.
+  if constexpr (rounding == Rounding::Stochastic)
+    fraction = _mm512_or_si512(fraction, _mm512_srlv_epi32(significand, _mm512_sub_epi32(shift, all(32))));
   Words rounded = steps;
   if constexpr (rounding != Rounding::TowardZero) {
     const Words odd = _mm512_and_si512(steps, all(1));
