@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <iomanip>
 #include <map>
 #include <sstream>
 
@@ -38,7 +39,9 @@ class PythonOracles : public testing::Test {
   static void SetUpTestSuite() {
     const char* python = std::getenv("HALFSTEP_PYTHON");
     if (!python) return;
-    FILE* pipe = popen(("\"" + std::string(python) + "\" \"" HALFSTEP_PYTHON_ORACLES "\"").c_str(), "r");
+    std::ostringstream command;
+    command << std::quoted(python) << " " << std::quoted(HALFSTEP_PYTHON_ORACLES);
+    FILE* pipe = popen(command.str().c_str(), "r");
     char line[256];
     while (pipe && std::fgets(line, sizeof line, pipe)) {
       std::istringstream words{std::string(line)};
