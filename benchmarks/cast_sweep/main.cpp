@@ -56,7 +56,7 @@ nlohmann::ordered_json summarise(const Tally& tally, const std::vector<Range>& r
     json["ns_per_cast"][available_kernels()[t]->isa] = nanoseconds(tally.kernels[t]);
 
   json["casts"] = nlohmann::ordered_json::array();
-  for (int f = 0; f < kFormatCount; ++f) {
+  for (int f = 0; f < kSweptCount; ++f) {
     const Format format = kSweptFormats[f];
     for (int m = 0; m < kModeCount; ++m) {
       nlohmann::ordered_json row{{"format", traits(format).name}, {"mode", kModes[m].name}};

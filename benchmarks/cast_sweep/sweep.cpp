@@ -55,7 +55,7 @@ template <int... f>
 constexpr auto reference_table(std::integer_sequence<int, f...>) {
   return std::array{reference_codes<kSweptFormats[f]>...};
 }
-constexpr auto kReference = reference_table(std::make_integer_sequence<int, kFormatCount>{});
+constexpr auto kReference = reference_table(std::make_integer_sequence<int, kSweptCount>{});
 
 /// One thread's part: its buffers, its Python, its tally.
 class Sweeper {
@@ -70,7 +70,7 @@ class Sweeper {
     oracle_.request(range);
     for (std::uint32_t i = 0; i < range.count; ++i)
       values_[i] = std::bit_cast<float>(range.first + i * range.stride);
-    for (int f = 0; f < kFormatCount; ++f) {
+    for (int f = 0; f < kSweptCount; ++f) {
       compute_reference(f, range);
       for (std::size_t t = 0; t < available_kernels().size(); ++t) check_kernels(t, f, range);
       check_ml_dtypes(f, range);
@@ -177,7 +177,7 @@ void Tally::note(Mismatch mismatch) {
 
 void Tally::add(const Tally& other) {
   inputs += other.inputs;
-  for (int f = 0; f < kFormatCount; ++f)
+  for (int f = 0; f < kSweptCount; ++f)
     for (int m = 0; m < kModeCount; ++m) {
       for (int o = 0; o < kOracleCount; ++o) {
         oracles[o][f][m].listed += other.oracles[o][f][m].listed;

@@ -17,7 +17,7 @@ namespace halfstep::sweep {
 
 inline constexpr Format kSweptFormats[] = {Format::BF16, Format::FP16,     Format::E4M3,
                                            Format::E5M2, Format::E4M3FNUZ, Format::E5M2FNUZ};
-inline constexpr int kFormatCount = std::size(kSweptFormats);
+inline constexpr int kSweptCount = std::size(kSweptFormats);
 
 struct NamedMode {
   const char* name;
@@ -84,9 +84,9 @@ struct Cost {
 struct Tally {
   std::uint64_t inputs = 0;
   template <typename Count>
-  using PerCast = std::array<std::array<Count, kModeCount>, kFormatCount>;  // [format][mode]
-  std::vector<PerCast<std::uint64_t>> kernel_mismatches;                    // with the reference; one a table
-  std::array<PerCast<OracleCounts>, kOracleCount> oracles;  // disagreements with the reference
+  using PerCast = std::array<std::array<Count, kModeCount>, kSweptCount>;  // [format][mode]
+  std::vector<PerCast<std::uint64_t>> kernel_mismatches;                   // with the reference; one a table
+  std::array<PerCast<OracleCounts>, kOracleCount> oracles;                 // disagreements with the reference
   Cost reference;
   std::vector<Cost> kernels;  // one a table
   std::vector<Mismatch> first_mismatches;

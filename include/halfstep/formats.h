@@ -120,6 +120,8 @@ inline constexpr FormatTraits kTraits[] = {
 
 }  // namespace detail
 
+inline constexpr int kFormatCount = sizeof(detail::kTraits) / sizeof(detail::kTraits[0]);
+
 constexpr const FormatTraits& traits(Format format) { return detail::kTraits[static_cast<int>(format)]; }
 
 enum class Rounding : std::uint8_t {

@@ -26,13 +26,14 @@ std::string available_isas() {
 }
 
 const KernelTable& kernels_of_isa(std::string_view isa) {
+  const KernelTable* found = nullptr;
   for (const KernelTable* table : available_kernels())
-    if (table->isa == isa) return *table;
+    if (table->isa == isa) found = table;
   const bool known = isa == kAvx2Kernels.isa || isa == kAvx512Kernels.isa;
-  HALFSTEP_CHECK(
-      false, "HALFSTEP_ISA: ", known ? "this processor lacks what '" : "there are no kernels called '", isa,
-      known ? "' needs" : "'", ". Available here: ", available_isas(), ". Unset it to use the widest.");
-  return kScalarKernels;
+  HALFSTEP_CHECK(found, "HALFSTEP_ISA: ",
+                 known ? "this processor lacks what it needs for '" : "there are no kernels called '", isa,
+                 "'. Available here: ", available_isas(), ". Unset it to use the widest.");
+  return *found;
 }
 
 const KernelTable& kernels() {

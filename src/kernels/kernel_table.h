@@ -38,8 +38,8 @@ struct FormatKernels {
 };
 
 struct KernelTable {
-  const char* isa;           // as HALFSTEP_ISA spells it
-  FormatKernels format[10];  // in the order of enum Format; FP32 and E8M0 have none
+  const char* isa;                     // as HALFSTEP_ISA spells it
+  FormatKernels format[kFormatCount];  // in the order of enum Format; FP32 and E8M0 have none
 };
 
 extern const KernelTable kScalarKernels;

@@ -25,14 +25,19 @@ struct Case {
 
 constexpr int kFractions = 16;
 
-/// The fractions are odd multiples of 1/32: exact in FP32 in every gap, so the expected probability is exact
-/// too.
+/// One fraction in each sixteenth, an odd multiple of 2^-16: exact in FP32 in every gap, so that the expected
+/// probability is exact too, and all 16 bits of the comparison take part. None is within 1% of 0 or 1.
+double fraction_in_sixteenth(int sixteenth, std::uint32_t salt) {
+  const std::uint32_t low_bits = 1025 + 2 * (salt % 1024);
+  return (4096 * sixteenth + low_bits) * 0x1p-16;
+}
+
 void add_gap(std::vector<Case>& cases, Format format, std::uint32_t code) {
   const oracle::Spec& spec = oracle::spec_of(format);
   const double below = oracle::value_of_code(spec, code), above = oracle::value_of_code(spec, code + 1);
   const std::uint32_t sign_bit = 1u << (spec.bits - 1);
   for (int k = 0; k < kFractions; ++k) {
-    const double fraction = (2 * k + 1) / 32.0;
+    const double fraction = fraction_in_sixteenth(k, 977 * code + 131 * k);
     const auto value = static_cast<float>(below + fraction * (above - below));
     cases.push_back({format, code, code + 1, value, fraction});
     cases.push_back({format, code | sign_bit, (code + 1) | sign_bit, -value, fraction});
@@ -120,7 +125,7 @@ TEST(StochasticRounding, ABiasOfOnePercentWouldBeSeenAtEveryFractionAndInEitherD
   const auto offset = static_cast<std::int64_t>(kBias * 0x1p32);
   for (int k = 0; k < kFractions; ++k)
     for (std::int64_t direction : {-1, 1}) {
-      const double fraction = (2 * k + 1) / 32.0;
+      const double fraction = fraction_in_sixteenth(k, k);
       const auto value = static_cast<float>(1 + fraction * traits(Format::E4M3).epsilon);
       const std::uint32_t lower = encode(1, Format::E4M3);
       std::size_t ups = 0;

@@ -24,7 +24,7 @@ TEST(Dispatch, ScalarIsAlwaysThereAndTheOthersWhereTheProcessorHasThem) {
 
 TEST(Dispatch, EveryTableHasEveryKernelOfTheEightCastableFormats) {
   for (const KernelTable* table : available_kernels())
-    for (int f = 0; f < 10; ++f) {
+    for (int f = 0; f < kFormatCount; ++f) {
       const FormatKernels& row = table->format[f];
       const bool castable = Format(f) != Format::FP32 && Format(f) != Format::E8M0;
       EXPECT_EQ(row.nearest_even != nullptr, castable) << table->isa << " " << f;
