@@ -6,6 +6,7 @@
 // Exits with 1 when a cast differs from the reference, when ml_dtypes differs elsewhere than on the written
 // list (kDisagreements), or when a full sweep takes more than ten minutes.
 #include <halfstep/error.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -40,6 +41,19 @@ std::uint64_t expected_count(Oracle oracle, Format format, const std::vector<Ran
       for (std::uint32_t i = 0; i < range.count; ++i) count += d.contains(range.first + i * range.stride);
   }
   return count;
+}
+
+/// CPU time of this process and of the Pythons that have ended: what the sweep costs whatever else is
+/// running.
+double cpu_seconds() {
+  double seconds = 0;
+  for (int who : {RUSAGE_SELF, RUSAGE_CHILDREN}) {
+    rusage usage{};
+    getrusage(who, &usage);
+    for (timeval t : {usage.ru_utime, usage.ru_stime})
+      seconds += static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
+  }
+  return seconds;
 }
 
 double nanoseconds(const Cost& cost) { return 1e9 * cost.seconds / static_cast<double>(cost.casts); }
@@ -86,8 +100,9 @@ nlohmann::ordered_json summarise(const Tally& tally, const std::vector<Range>& r
 }
 
 void print_table(const nlohmann::ordered_json& json) {
-  std::printf("%llu inputs, %.1f s on %d threads; %s\n", json["inputs"].get<unsigned long long>(),
-              json["seconds"].get<double>(), json["threads"].get<int>(),
+  std::printf("%llu inputs, %.1f s on %d threads (%.1f s of CPU); %s\n",
+              json["inputs"].get<unsigned long long>(), json["seconds"].get<double>(),
+              json["threads"].get<int>(), json["cpu_seconds"].get<double>(),
               json["oracle"].get<std::string>().c_str());
   for (const auto& [who, ns] : json["ns_per_cast"].items())
     std::printf("  %-10s %6.2f ns a cast\n", who.c_str(), ns.get<double>());
@@ -134,6 +149,7 @@ int run(int argc, char** argv) {
         detail::concat("the full sweep took ", seconds, " s, allowed are ", kSecondsAllowedForFull));
   json["threads"] = threads;
   json["seconds"] = seconds;
+  json["cpu_seconds"] = cpu_seconds();
   json["passed"] = faults.empty();
   as_json ? void(std::printf("%s\n", json.dump(2).c_str())) : print_table(json);
 
