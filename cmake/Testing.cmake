@@ -1,5 +1,6 @@
-# halfstep_test(NAME ROOM <room> COST <fast|slow> [TORCH] SOURCES ...)
+# halfstep_test(NAME ROOM <room> COST <fast|slow> [TORCH|ENGINE] SOURCES ...)
 #   One program a room and cost; ctest labels: the room, the cost, and "torch" for those that load LibTorch.
+#   ENGINE links LibTorch without libhalfstep, to ask the engine as it is without us.
 # halfstep_check(NAME ROOM <room> COST <fast|slow> [TORCH] COMMAND ...)
 #   Any other command as a test, with the same labels.
 # The asan run takes the label "sanitize" and builds the target "sanitized_tests": every test that does not
@@ -33,22 +34,24 @@ function(halfstep_label_test name room cost torch program)
 endfunction()
 
 function(halfstep_test name)
-  cmake_parse_arguments(arg "TORCH" "ROOM;COST" "SOURCES" ${ARGN})
+  cmake_parse_arguments(arg "TORCH;ENGINE" "ROOM;COST" "SOURCES" ${ARGN})
   add_executable(${name} ${arg_SOURCES})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/tests)
-  if(arg_TORCH)
-    target_link_libraries(${name} PRIVATE halfstep torch GTest::gtest_main)
+  target_link_libraries(${name} PRIVATE GTest::gtest_main $<IF:$<BOOL:${arg_TORCH}>,halfstep,halfstep_numerics>)
+  if(arg_TORCH OR arg_ENGINE)
+    set(uses_torch TRUE)
+    target_link_libraries(${name} PRIVATE torch)
     target_precompile_headers(${name} REUSE_FROM halfstep_torch_pch)
   else()
-    target_link_libraries(${name} PRIVATE halfstep_numerics GTest::gtest_main)
+    set(uses_torch FALSE)
   endif()
   add_test(NAME ${name} COMMAND ${name})
-  halfstep_label_test(${name} ${arg_ROOM} ${arg_COST} ${arg_TORCH} ${name})
+  halfstep_label_test(${name} ${arg_ROOM} ${arg_COST} ${uses_torch} ${name})
 endfunction()
 
 function(halfstep_check name)
   cmake_parse_arguments(arg "TORCH" "ROOM;COST" "COMMAND" ${ARGN})
-  add_test(NAME ${name} COMMAND ${arg_COMMAND})
+  add_test(NAME ${name} COMMAND ${arg_COMMAND} COMMAND_EXPAND_LISTS)
   list(GET arg_COMMAND 0 program)
   halfstep_label_test(${name} ${arg_ROOM} ${arg_COST} ${arg_TORCH} ${program})
 endfunction()

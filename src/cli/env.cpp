@@ -5,9 +5,9 @@
 #include <iomanip>
 #include <iostream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "cli/commands.h"
+#include "cli/paragraph.h"
 
 namespace halfstep::cli {
 namespace {
@@ -69,20 +69,6 @@ void print_json(const Machine& machine) {
 
 void print_line(const std::string& name, const std::string& text) {
   std::cout << std::left << std::setw(kNameColumns) << name << text << "\n";
-}
-
-// One paragraph in lines of at most 80 columns.
-void print_paragraph(const std::string& text) {
-  constexpr size_t kColumns = 80;
-  size_t column = 0;
-  std::istringstream words(text);
-  for (std::string word; words >> word; column += word.size() + 1) {
-    const bool fits = column + word.size() <= kColumns;
-    if (column > 0) std::cout << (fits ? " " : "\n");
-    if (!fits) column = 0;
-    std::cout << word;
-  }
-  std::cout << "\n";
 }
 
 std::string names_of(const CpuReport& cpu, bool present) {

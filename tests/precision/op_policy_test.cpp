@@ -43,7 +43,9 @@ TEST(OpPolicy, StandardRunsProductsLowAndSensitiveOpsInFp32) {
 
 TEST(OpPolicy, EveryOpWithLossInItsNameIsFp32) {
   for (const OpRow& row : op_table()) {
-    if (row.op.find("loss") != row.op.npos) EXPECT_EQ(row.rule, OpRule::Fp32) << row.op;
+    if (row.op.find("loss") != row.op.npos) {
+      EXPECT_EQ(row.rule, OpRule::Fp32) << row.op;
+    }
   }
 }
 

@@ -1,3 +1,1 @@
-// Exists so that the precompiled header has a program to belong to: gcc refuses one that was made for a
-// library.
-int main() {}
+// Exists so that the precompiled header has a target to belong to.

@@ -1,0 +1,12 @@
+// All of Halfstep.
+#pragma once
+
+#include <halfstep/autocast.h>
+#include <halfstep/config.h>
+#include <halfstep/error.h>
+#include <halfstep/formats.h>
+#include <halfstep/machine.h>
+#include <halfstep/precision.h>
+#include <halfstep/scaling.h>
+#include <halfstep/state_dict.h>
+#include <halfstep/step_report.h>
