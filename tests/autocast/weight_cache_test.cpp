@@ -58,6 +58,15 @@ TEST(WeightCache, EveryWayOfChangingAWeightIsSeenAtTheNextUse) {
   }
 }
 
+// For operations of others that look at the switch themselves.
+TEST(WeightCache, EnginesCacheIsOffInsideTheScopeAndBackAfterwards) {
+  {
+    const AutocastScope scope(at::kBFloat16);
+    EXPECT_FALSE(at::autocast::is_autocast_cache_enabled());
+  }
+  EXPECT_TRUE(at::autocast::is_autocast_cache_enabled());
+}
+
 TEST(WeightCache, NestedRegionOfAnotherTypeCastsAnew) {
   const at::Tensor weight = make_weight(), x = at::ones({1, 1});
   {

@@ -1,0 +1,314 @@
+// What AutocastScope costs beside a bare at::autocast region: whole training steps (forward, backward, SGD)
+// of two models, interleaved in one run, and the opening and closing of a scope.
+//
+//   scope_bench [--json] [--rounds N]      N >= 15
+//
+// Exits with 1 when the `engine` policy costs more than 1.05 of the bare step or a scope more than 1000 ns.
+#include <halfstep/autocast.h>
+#include <torch/torch.h>
+
+#include <time.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <iomanip>
+#include <iostream>
+
+#include "support/run_case.h"
+#include "support/small_models.h"
+
+namespace {
+
+using halfstep::AutocastScope;
+using halfstep::OpPolicy;
+using halfstep::testing::BareAutocast;
+using halfstep::testing::Mlp;
+using halfstep::testing::Transformer;
+
+constexpr double kEngineRatioLimit = 1.05;
+constexpr double kScopeNsLimit = 1000;
+// On a busy machine rounds go on until the median is known this well, at most so many times what was asked
+// for.
+constexpr double kEnough = 0.005;
+constexpr int kMostRounds = 8;
+constexpr at::ScalarType kLow = at::kBFloat16;
+
+double thread_ns() {
+  timespec now;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) * 1e9 + static_cast<double>(now.tv_nsec);
+}
+
+double quantile(std::vector<double> values, double q) {
+  std::sort(values.begin(), values.end());
+  return values[static_cast<std::size_t>(q * static_cast<double>(values.size() - 1) + 0.5)];
+}
+
+/// From the quartiles, as for a normal distribution: 1.2533 sigma / sqrt(n), and sigma = spread / 1.349.
+double standard_error_of_median(const std::vector<double>& values) {
+  const double spread = quantile(values, 0.75) - quantile(values, 0.25);
+  return 1.2533 / 1.349 * spread / std::sqrt(static_cast<double>(values.size()));
+}
+
+// The three ways to run a step. `allow_emulated`, so that the cost can be measured on any machine.
+const auto open_bare = [] { return BareAutocast(kLow); };
+const auto open_engine = [] { return AutocastScope(kLow, OpPolicy::engine(), {.allow_emulated = true}); };
+const auto open_standard = [] { return AutocastScope(kLow, OpPolicy::standard(), {.allow_emulated = true}); };
+
+/// One model with its data and optimizer, and one way to open a region around its forward.
+template <typename Model, typename OpenRegion>
+class Trainer {
+ public:
+  Trainer(std::unique_ptr<Model> model, at::Tensor x, at::Tensor y, OpenRegion open_region)
+      : model_(std::move(model)),
+        x_(std::move(x)),
+        y_(std::move(y)),
+        open_region_(open_region),
+        optimizer_(model_->parameters(), torch::optim::SGDOptions(0.01)) {}
+
+  void step() {
+    optimizer_.zero_grad();
+    at::Tensor loss;
+    {
+      const auto region = open_region_();
+      loss = model_->loss(x_, y_);
+    }
+    loss.backward();
+    optimizer_.step();
+  }
+
+  double sample_ns(int steps) {
+    const double start = thread_ns();
+    for (int i = 0; i < steps; ++i) step();
+    return (thread_ns() - start) / steps;
+  }
+
+  std::vector<at::Tensor> parameters() const { return model_->parameters(); }
+
+ private:
+  std::unique_ptr<Model> model_;
+  at::Tensor x_, y_;
+  OpenRegion open_region_;
+  torch::optim::SGD optimizer_;
+};
+
+struct Comparison {
+  std::string model;
+  int rounds;
+  double bare_us;         // one step, the median
+  double engine_ratio;    // to bare, the median over rounds
+  double engine_error;    // standard error of that median
+  double standard_ratio;  // to bare, the median over rounds
+  bool same_bits;
+};
+
+bool equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](auto& x, auto& y) { return at::equal(x, y); });
+}
+
+/// `make_model` must build the same weights each time.
+template <typename MakeModel>
+Comparison compare(std::string name, MakeModel make_model, const at::Tensor& x, const at::Tensor& y,
+                   int rounds) {
+  Trainer bare(make_model(), x, y, open_bare);
+  Trainer engine(make_model(), x, y, open_engine);
+  Trainer standard(make_model(), x, y, open_standard);
+
+  constexpr int kWarmUpSteps = 5;
+  for (int i = 0; i < kWarmUpSteps; ++i) {
+    bare.step();
+    engine.step();
+    standard.step();
+  }
+  const bool same_bits = equal(bare.parameters(), engine.parameters());
+
+  // Samples of 5 ms: long beside the clock, short enough that neighbours in time meet the same machine.
+  const int steps = std::max(1, static_cast<int>(5e6 / bare.sample_ns(kWarmUpSteps)));
+  double bare_ns = 0, engine_ns = 0, standard_ns = 0;
+  const std::function<void()> samples[] = {
+      [&] { bare_ns = bare.sample_ns(steps); },
+      [&] { engine_ns = engine.sample_ns(steps); },
+      [&] { standard_ns = standard.sample_ns(steps); },
+  };
+  std::vector<double> bare_all, engine_ratios, standard_ratios;
+  const auto settled = [&](int round) {
+    return round >= rounds &&
+           (standard_error_of_median(engine_ratios) < kEnough || round >= kMostRounds * rounds);
+  };
+  for (int round = 0; !settled(round); ++round) {
+    for (int i = 0; i < 3; ++i) samples[(round + i) % 3]();  // nobody is always first
+    bare_all.push_back(bare_ns);
+    engine_ratios.push_back(engine_ns / bare_ns);
+    standard_ratios.push_back(standard_ns / bare_ns);
+  }
+  return {.model = name,
+          .rounds = static_cast<int>(bare_all.size()),
+          .bare_us = quantile(bare_all, 0.5) / 1e3,
+          .engine_ratio = quantile(engine_ratios, 0.5),
+          .engine_error = standard_error_of_median(engine_ratios),
+          .standard_ratio = quantile(standard_ratios, 0.5),
+          .same_bits = same_bits};
+}
+
+/// One opening and closing; the median over batches.
+double scope_ns() {
+  constexpr int kBatches = 101, kScopes = 1000;
+  const OpPolicy policy = OpPolicy::standard();
+  std::vector<double> batches;
+  for (int batch = 0; batch < kBatches; ++batch) {
+    const double start = thread_ns();
+    for (int i = 0; i < kScopes; ++i) AutocastScope scope(kLow, policy, {.allow_emulated = true});
+    batches.push_back((thread_ns() - start) / kScopes);
+  }
+  return quantile(batches, 0.5);
+}
+
+/// Bytes that are alive because of what this thread did since it was constructed.
+struct LiveBytes : c10::MemoryReportingInfoBase {
+  int64_t live = 0;
+  void reportMemoryUsage(void*, int64_t bytes, size_t, size_t, c10::Device) override { live += bytes; }
+  bool memoryProfilingEnabled() const override { return true; }
+};
+
+struct ReusedWeight {
+  int uses;
+  double ratio;       // forward and backward, `engine` without a cache beside bare autocast with one
+  double bare_bytes;  // alive between forward and backward
+  double engine_bytes;
+};
+
+/// The price of casting a weight at each use: one GRU cell over a sequence.
+ReusedWeight reused_weight(int uses, int rounds) {
+  constexpr int64_t kWidth = 256, kBatch = 16;
+  torch::nn::GRUCell cell(kWidth, kWidth);
+  const at::Tensor x = at::randn({kBatch, kWidth});
+  const auto forward = [&](auto open_region) {
+    const auto region = open_region();
+    at::Tensor state = at::zeros({kBatch, kWidth});
+    for (int i = 0; i < uses; ++i) state = cell(x, state);
+    return state.sum();
+  };
+  const auto sample_ns = [&](auto open_region) {
+    const double start = thread_ns();
+    forward(open_region).backward();
+    return thread_ns() - start;
+  };
+  const auto live_bytes = [&](auto open_region) {
+    const auto report = std::make_shared<LiveBytes>();
+    const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, report);
+    const at::Tensor loss = forward(open_region);
+    return static_cast<double>(report->live);
+  };
+  std::vector<double> bare, engine;
+  for (int round = 0; round < rounds; ++round) {
+    bare.push_back(sample_ns(open_bare));
+    engine.push_back(sample_ns(open_engine));
+  }
+  return {uses, quantile(engine, 0.5) / quantile(bare, 0.5), live_bytes(open_bare), live_bytes(open_engine)};
+}
+
+struct Report {
+  std::vector<Comparison> models;
+  std::vector<ReusedWeight> reused;
+  double scope_ns;
+
+  double engine_ratio() const { return worst(&Comparison::engine_ratio); }
+  double standard_ratio() const { return worst(&Comparison::standard_ratio); }
+  bool same_bits() const {
+    return std::all_of(models.begin(), models.end(), [](const auto& m) { return m.same_bits; });
+  }
+  bool good() const {
+    return same_bits() && engine_ratio() <= kEngineRatioLimit && scope_ns <= kScopeNsLimit;
+  }
+
+ private:
+  double worst(double Comparison::* ratio) const {
+    double found = 0;
+    for (const auto& model : models) found = std::max(found, model.*ratio);
+    return found;
+  }
+};
+
+void print_json(const Report& report) {
+  std::cout << "{\"engine_ratio\": " << report.engine_ratio()
+            << ", \"standard_ratio\": " << report.standard_ratio() << ", \"scope_ns\": " << report.scope_ns
+            << ", \"same_bits\": " << std::boolalpha << report.same_bits() << ", \"models\": [";
+  const char* comma = "";
+  for (const auto& m : report.models) {
+    std::cout << comma << "{\"model\": \"" << m.model << "\", \"rounds\": " << m.rounds
+              << ", \"bare_us\": " << m.bare_us << ", \"engine_ratio\": " << m.engine_ratio
+              << ", \"engine_ratio_standard_error\": " << m.engine_error
+              << ", \"standard_ratio\": " << m.standard_ratio << "}";
+    comma = ", ";
+  }
+  std::cout << "], \"reused_weight\": [";
+  comma = "";
+  for (const auto& r : report.reused) {
+    std::cout << comma << "{\"uses\": " << r.uses << ", \"ratio\": " << r.ratio
+              << ", \"bare_bytes\": " << r.bare_bytes << ", \"engine_bytes\": " << r.engine_bytes << "}";
+    comma = ", ";
+  }
+  std::cout << "], \"good\": " << report.good() << "}\n";
+}
+
+void print_text(const Report& report) {
+  std::cout << std::fixed << std::setprecision(3);
+  for (const auto& m : report.models) {
+    std::cout << m.model << ": bare " << m.bare_us << " us a step; engine x" << m.engine_ratio << " (+-"
+              << m.engine_error << ", " << m.rounds << " rounds), standard x" << m.standard_ratio
+              << (m.same_bits ? "; engine and bare agree bit for bit\n" : "; ENGINE AND BARE DIFFER\n");
+  }
+  for (const auto& r : report.reused) {
+    std::cout << "one GRU cell used " << r.uses << " times: x" << r.ratio << "; " << r.engine_bytes / 1e6
+              << " MB alive before backward, " << r.bare_bytes / 1e6 << " with the engine's cache\n";
+  }
+  std::cout << "scope: " << report.scope_ns << " ns\n"
+            << (report.good() ? "good: engine at most 1.05, scope at most 1000 ns\n" : "FALLS SHORT\n");
+}
+
+Report measure(int rounds) {
+  const auto seeded = [](auto make) {
+    return [make] {
+      at::manual_seed(1);
+      return make();
+    };
+  };
+  Report report;
+  report.models.push_back(compare("mlp_1m", seeded([] { return std::make_unique<Mlp>(784, 700, 10); }),
+                                  at::randn({64, 784}), at::randint(10, {64}), rounds));
+  report.models.push_back(compare("transformer_2",
+                                  seeded([] { return std::make_unique<Transformer>(256, 128, 4, 2); }),
+                                  at::randint(256, {4, 64}), at::randint(256, {4, 64}), rounds));
+  for (const int uses : {1, 16, 64}) report.reused.push_back(reused_weight(uses, rounds));
+  report.scope_ns = scope_ns();
+  return report;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  constexpr int kFewestRounds = 15;
+  bool json = false;
+  int rounds = 101;
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--json") == 0) {
+      json = true;
+    } else if (std::strcmp(argv[i], "--rounds") == 0 && i + 1 < argc) {
+      rounds = std::atoi(argv[++i]);
+    } else {
+      std::cerr << "usage: scope_bench [--json] [--rounds N]\n";
+      return 2;
+    }
+  }
+  if (rounds < kFewestRounds) {
+    std::cerr << "scope_bench: " << rounds << " rounds give no steady median; use at least " << kFewestRounds
+              << "\n";
+    return 2;
+  }
+  at::set_num_threads(1);
+  const Report report = measure(rounds);
+  json ? print_json(report) : print_text(report);
+  return report.good() ? 0 : 1;
+}
