@@ -153,6 +153,7 @@ int run(int argc, char** argv) {
   json["passed"] = faults.empty();
   as_json ? void(std::printf("%s\n", json.dump(2).c_str())) : print_table(json);
 
+  std::fflush(stdout);  // the faults come after the table, also where both go into one file
   for (const std::string& fault : faults) std::fprintf(stderr, "cast_sweep: %s\n", fault.c_str());
   for (const Mismatch& m : tally.first_mismatches)
     std::fprintf(stderr, "  %s: input 0x%08x gave 0x%x, expected 0x%x\n", m.what.c_str(), m.input, m.got,
