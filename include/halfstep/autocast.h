@@ -10,14 +10,11 @@
 namespace halfstep {
 
 struct AutocastOptions {
-  /// CPU or CUDA: tensors of other devices are left alone. For both at once, open one scope inside the other.
-  c10::DeviceType device = c10::DeviceType::CPU;
-
   /// Accept BF16 on hardware that can only imitate it: right, but slower than FP32. For studying numerics.
   bool allow_emulated = false;
 };
 
-/// Mixed precision from here to the end of the block.
+/// Mixed precision from here to the end of the block, for CPU and CUDA tensors alike.
 ///
 ///   torch::Tensor loss;
 ///   {
@@ -54,10 +51,23 @@ class HALFSTEP_API AutocastScope {
   AutocastScope& operator=(const AutocastScope&) = delete;
 
  private:
+  /// What a device had before; put back when the scope ends.
+  class OuterRegion {
+   public:
+    OuterRegion(c10::DeviceType device, c10::ScalarType low);
+    ~OuterRegion();
+    OuterRegion(const OuterRegion&) = delete;
+    OuterRegion& operator=(const OuterRegion&) = delete;
+
+   private:
+    c10::DeviceType device_;
+    bool was_enabled_;
+    c10::ScalarType low_;
+  };
+
   c10::DebugInfoGuard policy_guard_;
-  c10::DeviceType device_;
-  bool outer_enabled_;
-  c10::ScalarType outer_low_;
+  OuterRegion outer_cpu_;
+  OuterRegion outer_cuda_;
   bool outer_cache_enabled_;
 };
 

@@ -9,15 +9,22 @@ namespace {
 // Its address is the identity; the text shows up in LibTorch's own error messages.
 constexpr std::string_view kKindName = "HALFSTEP_AUTOCAST_POLICY";
 
+struct PolicyInfo final : c10::DebugInfoBase {
+  explicit PolicyInfo(OpPolicy policy) : policy(std::move(policy)) {}
+  OpPolicy policy;
+};
+
 }  // namespace
 
 c10::DebugInfoKind active_policy_kind() { return c10::DebugInfoKind(&kKindName); }
 
-std::shared_ptr<ActivePolicy> active_policy_with(c10::DeviceType device, OpPolicy policy) {
-  const ActivePolicy* outer = active_policy();
-  auto inner = outer ? std::make_shared<ActivePolicy>(*outer) : std::make_shared<ActivePolicy>();
-  (device == c10::DeviceType::CUDA ? inner->cuda : inner->cpu) = std::move(policy);
-  return inner;
+std::shared_ptr<c10::DebugInfoBase> as_debug_info(OpPolicy policy) {
+  return std::make_shared<PolicyInfo>(std::move(policy));
+}
+
+const OpPolicy* active_policy() {
+  const auto* info = static_cast<const PolicyInfo*>(c10::ThreadLocalDebugInfo::get(active_policy_kind()));
+  return info ? &info->policy : nullptr;
 }
 
 }  // namespace halfstep

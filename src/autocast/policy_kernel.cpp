@@ -72,8 +72,7 @@ class PolicyKernel final : public c10::OperatorKernel {
   }
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
-    const ActivePolicy* active = active_policy();
-    const OpPolicy* policy = active ? active->of(device_) : nullptr;
+    const OpPolicy* policy = active_policy();
     if (!policy) return run_stock(op, keys, stack);
     switch (policy->rule_of_row(row_)) {
       case OpRule::Engine:

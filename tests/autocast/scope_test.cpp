@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "autocast/type_gate.h"
+#include "support/error_of.h"
 #include "support/run_case.h"
 
 namespace halfstep::testing {
@@ -15,6 +16,8 @@ namespace {
 struct EngineState {
   bool enabled = at::autocast::is_autocast_enabled(at::kCPU);
   at::ScalarType low = at::autocast::get_autocast_dtype(at::kCPU);
+  bool enabled_on_cuda = at::autocast::is_autocast_enabled(at::kCUDA);
+  at::ScalarType low_on_cuda = at::autocast::get_autocast_dtype(at::kCUDA);
   bool cache_enabled = at::autocast::is_autocast_cache_enabled();
   int nesting = [] {
     at::autocast::increment_nesting();
@@ -26,15 +29,6 @@ struct EngineState {
 /// exp is FP32 under `standard`, low under stock autocast on CPU: it tells which policy is at work.
 at::ScalarType type_of_exp() { return at::exp(at::ones(2, at::kBFloat16)).scalar_type(); }
 at::ScalarType type_of_mm() { return at::mm(at::ones({2, 2}), at::ones({2, 2})).scalar_type(); }
-
-std::string error_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 TEST(AutocastScope, LeavesTheEngineAsItWasFound) {
   const EngineState before;
@@ -189,42 +183,36 @@ TEST(AutocastScope, TypesThatAreNotLowAreRefusedWithWhatToUse) {
   EXPECT_EQ(type_of_mm(), at::kFloat) << "a refused scope must leave nothing open";
 }
 
-TEST(AutocastScope, DevicesOtherThanCpuAndCudaAreRefused) {
-  EXPECT_NE(error_of([] {
-              AutocastScope scope(at::kHalf, OpPolicy::standard(), {.device = at::kMPS});
-            }).find("expected CPU or CUDA"),
-            std::string::npos);
-  if (!at::hasCUDA()) {
-    EXPECT_NE(error_of([] {
-                AutocastScope scope(at::kHalf, OpPolicy::standard(), {.device = at::kCUDA});
-              }).find("no CUDA device"),
-              std::string::npos);
+TEST(AutocastScope, HoldsForBothDevices) {
+  const AutocastScope scope(at::kHalf);
+  for (const at::DeviceType device : {at::kCPU, at::kCUDA}) {
+    EXPECT_TRUE(at::autocast::is_autocast_enabled(device)) << device;
+    EXPECT_EQ(at::autocast::get_autocast_dtype(device), at::kHalf) << device;
   }
 }
 
-constexpr AutocastOptions kOnCpu = {};
-constexpr AutocastOptions kOnCuda = {.device = at::kCUDA};
-
-TEST(TypeGate, Bf16NeedsOneOfTheTwoProcessorFeatures) {
-  const MachineForAutocast without{.cpu = {.avx2 = true, .avx512 = true, .avx512_fp16 = true}};
-  const std::string error = error_of([&] { check_may_open(at::kBFloat16, kOnCpu, without); });
-  EXPECT_NE(error.find("neither AMX-BF16 nor AVX512-BF16"), std::string::npos) << error;
+TEST(TypeGate, Bf16ThatIsEmulatedIsRefusedWithWhatToUseInstead) {
+  const PrecisionSupport emulated{"BF16", Support::emulated, "no AMX-BF16"};
+  const std::string error = error_of([&] { check_may_open(at::kBFloat16, {}, emulated); });
+  EXPECT_NE(error.find("BF16 is emulated here (no AMX-BF16)"), std::string::npos) << error;
   EXPECT_NE(error.find("at::kHalf with a GradScaler"), std::string::npos) << error;
   EXPECT_NE(error.find("allow_emulated"), std::string::npos) << error;
 
-  EXPECT_NO_THROW(check_may_open(at::kHalf, kOnCpu, without));
-  EXPECT_NO_THROW(check_may_open(at::kBFloat16, {.allow_emulated = true}, without));
-  EXPECT_NO_THROW(check_may_open(at::kBFloat16, kOnCpu, {.cpu = {.avx512_bf16 = true}}));
-  EXPECT_NO_THROW(check_may_open(at::kBFloat16, kOnCpu, {.cpu = {.amx_bf16 = true}}));
+  EXPECT_NO_THROW(check_may_open(at::kHalf, {}, emulated));
+  EXPECT_NO_THROW(check_may_open(at::kBFloat16, {.allow_emulated = true}, emulated));
+  EXPECT_NO_THROW(check_may_open(at::kBFloat16, {}, {"BF16", Support::native, "AMX-BF16"}));
 }
 
-TEST(TypeGate, Bf16OnCudaNeedsComputeCapability8WhateverTheProcessorHas) {
-  const MachineForAutocast turing{.cpu = {.amx_bf16 = true}, .has_cuda = true};
-  EXPECT_NE(error_of([&] { check_may_open(at::kBFloat16, kOnCuda, turing); }).find("compute capability 8.0"),
-            std::string::npos);
-  EXPECT_NO_THROW(check_may_open(at::kHalf, kOnCuda, turing));
-  EXPECT_NO_THROW(check_may_open(at::kBFloat16, {.device = at::kCUDA, .allow_emulated = true}, turing));
-  EXPECT_NO_THROW(check_may_open(at::kBFloat16, kOnCuda, {.has_cuda = true, .cuda_has_bf16 = true}));
+TEST(TypeGate, WhereThereAreGpusTheLeastAbleOfThemDecides) {
+  const PrecisionSupport native{"BF16", Support::native, "fast"}, emulated{"BF16", Support::emulated, "slow"};
+  Machine machine;
+  machine.cpu.precisions = {{"FP32", Support::native, ""}, native};
+  EXPECT_EQ(bf16_support(machine).support, Support::native);
+  machine.cuda.devices = {{"ampere", 8, 0, {native}}};
+  EXPECT_EQ(bf16_support(machine).support, Support::native);
+  machine.cuda.devices = {
+      {"ampere", 8, 0, {native}}, {"turing", 7, 5, {emulated}}, {"hopper", 9, 0, {native}}};
+  EXPECT_EQ(bf16_support(machine).reason, "slow");
 }
 
 }  // namespace

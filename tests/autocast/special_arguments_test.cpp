@@ -4,19 +4,11 @@
 #include <halfstep/error.h>
 #include <torch/torch.h>
 
+#include "support/error_of.h"
 #include "support/run_case.h"
 
 namespace halfstep::testing {
 namespace {
-
-std::string error_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 TEST(SpecialArguments, DtypeThatTheCallerPassedIsObeyed) {
   const at::Tensor x = at::rand({3, 4}).to(at::kBFloat16);

@@ -1,21 +1,13 @@
 #include <gtest/gtest.h>
-#include <halfstep/error.h>
 #include <halfstep/precision.h>
 
 #include <set>
 #include <string>
 
+#include "support/error_of.h"
+
 namespace halfstep {
 namespace {
-
-std::string error_of(auto&& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 TEST(OpTable, NamesAreUniqueAndEveryReasonIsASentence) {
   std::set<std::string_view> seen;
@@ -77,13 +69,16 @@ TEST(OpPolicy, ChangingACopyChangesNeitherTheOriginalNorThePreset) {
 
 TEST(OpPolicy, UnknownNameIsRefusedWithTheNearestOne) {
   OpPolicy policy = OpPolicy::standard();
-  EXPECT_NE(error_of([&] { policy.set("layernorm", OpRule::Low); }).find("Did you mean 'layer_norm'?"),
+  EXPECT_NE(
+      testing::error_of([&] { policy.set("layernorm", OpRule::Low); }).find("Did you mean 'layer_norm'?"),
+      std::string::npos);
+  EXPECT_NE(testing::error_of([&] { policy.set("sofmax", OpRule::Low); }).find("Did you mean 'softmax.int'?"),
             std::string::npos);
-  EXPECT_NE(error_of([&] { policy.set("sofmax", OpRule::Low); }).find("Did you mean 'softmax.int'?"),
+  EXPECT_NE(
+      testing::error_of([&] { policy.set("pow.Tensr_Scalar", OpRule::Low); }).find("'pow.Tensor_Scalar'"),
+      std::string::npos);
+  EXPECT_NE(testing::error_of([&] { (void)policy.rule("softmax"); }).find("'softmax.int'"),
             std::string::npos);
-  EXPECT_NE(error_of([&] { policy.set("pow.Tensr_Scalar", OpRule::Low); }).find("'pow.Tensor_Scalar'"),
-            std::string::npos);
-  EXPECT_NE(error_of([&] { (void)policy.rule("softmax"); }).find("'softmax.int'"), std::string::npos);
   EXPECT_EQ(policy, OpPolicy::standard());
 }
 

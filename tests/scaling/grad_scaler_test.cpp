@@ -6,6 +6,8 @@
 #include <cmath>
 #include <limits>
 
+#include "support/error_of.h"
+
 namespace halfstep {
 namespace {
 
@@ -22,15 +24,6 @@ void set_grad(torch::Tensor& param, std::vector<float> values) {
 
 torch::optim::SGD sgd(std::vector<torch::Tensor> params) {
   return torch::optim::SGD(std::move(params), torch::optim::SGDOptions(1.0));
-}
-
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "(no error)";
 }
 
 TEST(GradScaler, ScaledLossGivesTheSameStepAsTheUnscaledOne) {
@@ -101,13 +94,14 @@ TEST(GradScaler, CallsInTheWrongOrderAreErrorsThatLeaveTheNextLegalCallWorking) 
   auto optimizer = sgd({p});
   set_grad(p, {0x1p16});
   GradScaler scaler;
-  EXPECT_NE(message_of([&] { scaler.update(); }).find("update without a step"), std::string::npos);
+  EXPECT_NE(testing::error_of([&] { scaler.update(); }).find("update without a step"), std::string::npos);
   scaler.unscale_(optimizer);
-  EXPECT_NE(message_of([&] { scaler.unscale_(optimizer); }).find("already called"), std::string::npos);
+  EXPECT_NE(testing::error_of([&] { scaler.unscale_(optimizer); }).find("already called"), std::string::npos);
   EXPECT_EQ(p.grad().item<float>(), 1) << "un-scaled once, not twice";
   EXPECT_TRUE(scaler.step(optimizer).stepped());
-  EXPECT_NE(message_of([&] { (void)scaler.step(optimizer); }).find("already called"), std::string::npos);
-  EXPECT_NE(message_of([&] { scaler.unscale_(optimizer); }).find("after step"), std::string::npos);
+  EXPECT_NE(testing::error_of([&] { (void)scaler.step(optimizer); }).find("already called"),
+            std::string::npos);
+  EXPECT_NE(testing::error_of([&] { scaler.unscale_(optimizer); }).find("after step"), std::string::npos);
   EXPECT_EQ(p.item<float>(), 0) << "stepped once";
   scaler.update();
   EXPECT_TRUE(scaler.step(optimizer).stepped());
@@ -288,7 +282,7 @@ TEST(GradScaler, TypesThatCannotBeUnscaledAreRefusedByName) {
   p.mutable_grad() = torch::zeros({2}).to(at::kFloat8_e4m3fn);
   auto optimizer = sgd({p});
   GradScaler scaler;
-  EXPECT_NE(message_of([&] { scaler.unscale_(optimizer); }).find("Float8_e4m3fn"), std::string::npos);
+  EXPECT_NE(testing::error_of([&] { scaler.unscale_(optimizer); }).find("Float8_e4m3fn"), std::string::npos);
 }
 
 TEST(GradScaler, SettingTheScaleByHandIsBoundedAsWell) {
@@ -296,7 +290,7 @@ TEST(GradScaler, SettingTheScaleByHandIsBoundedAsWell) {
   scaler.update(1024.0);
   EXPECT_EQ(scaler.get_scale(), 1024.0);
   for (const double bad : {0.0, -1.0, double(kNan), double(kInf), 0x1p127, 0x1p-25})
-    EXPECT_NE(message_of([&] { scaler.update(bad); }).find("not between"), std::string::npos) << bad;
+    EXPECT_NE(testing::error_of([&] { scaler.update(bad); }).find("not between"), std::string::npos) << bad;
   EXPECT_EQ(scaler.get_scale(), 1024.0);
 }
 
@@ -331,7 +325,8 @@ TEST(GradScaler, StatesThatNoScalerSavedAreRefused) {
     auto bad = good;
     bad.set(name, std::move(value));
     GradScaler scaler({.initial = 8});
-    EXPECT_NE(message_of([&] { scaler.load_state_dict(bad); }).find(expected), std::string::npos) << name;
+    EXPECT_NE(testing::error_of([&] { scaler.load_state_dict(bad); }).find(expected), std::string::npos)
+        << name;
     EXPECT_EQ(scaler.get_scale(), 8) << "a refused state changes nothing";
   };
   refuse("scale", double(kNan), "'scale' is nan");
@@ -341,7 +336,8 @@ TEST(GradScaler, StatesThatNoScalerSavedAreRefused) {
   refuse("_growth_tracker", int64_t{-1}, "'_growth_tracker' is -1");
   refuse("growth_interval", int64_t{0}, "growth_interval");
   refuse("surprise", 1.0, "Unknown: 'surprise'");
-  EXPECT_NE(message_of([] { GradScaler().load_state_dict({}); }).find("Missing: 'scale'"), std::string::npos);
+  EXPECT_NE(testing::error_of([] { GradScaler().load_state_dict({}); }).find("Missing: 'scale'"),
+            std::string::npos);
 }
 
 // A host read of a device value is aten::_local_scalar_dense; on an accelerator it waits for the device. The

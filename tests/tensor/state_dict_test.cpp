@@ -3,6 +3,8 @@
 #include <halfstep/state_dict.h>
 #include <torch/torch.h>
 
+#include "support/error_of.h"
+
 namespace halfstep {
 namespace {
 
@@ -23,18 +25,10 @@ TEST(StateDict, GivesBackWhatWasSetAndTheLastOneWins) {
 TEST(StateDict, AMissingNameOrAnotherKindIsAnErrorThatSaysWhatIsThere) {
   StateDict state;
   state.set("count", int64_t{3});
-  auto message = [&](auto ask) {
-    try {
-      ask();
-    } catch (const Error& error) {
-      return std::string(error.what());
-    }
-    return std::string();
-  };
-  EXPECT_EQ(message([&] { (void)state.real("count"); }),
+  EXPECT_EQ(testing::error_of([&] { (void)state.real("count"); }),
             "state 'count' is a whole number, expected a real number");
-  EXPECT_EQ(message([&] { (void)state.real("scale"); }), "state has no 'scale'");
-  EXPECT_EQ(message([&] { state.expect_exactly("Thing", {"a", "b"}); }),
+  EXPECT_EQ(testing::error_of([&] { (void)state.real("scale"); }), "state has no 'scale'");
+  EXPECT_EQ(testing::error_of([&] { state.expect_exactly("Thing", {"a", "b"}); }),
             "Thing: this state does not fit. Missing: 'a', 'b'. Unknown: 'count'.");
   EXPECT_NO_THROW(state.expect_exactly("Thing", {"count"}));
 }
