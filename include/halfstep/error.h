@@ -1,4 +1,4 @@
-// Errors. Everything Halfstep throws is a halfstep::Error.
+// Errors. What Halfstep throws is a halfstep::Error; LibTorch's own errors pass through as c10::Error.
 #pragma once
 
 #include <halfstep/config.h>

@@ -63,8 +63,8 @@ struct LossScaleState {
 /// The state before the first step.
 HALFSTEP_API LossScaleState initial_state(const LossScaling& options);
 
-/// The state after a step whose gradients were finite, or were not. The loss scale in it is positive,
-/// finite, and has a finite inverse, whatever the history.
+/// The state after a step whose gradients were finite, or were not. With options that pass check(), the loss
+/// scale in it is positive, finite, and has a finite inverse, whatever the history.
 HALFSTEP_API LossScaleState next_state(const LossScaling& options, LossScaleState state, bool grads_finite);
 
 /// Too many steps in a row were skipped: training has stopped moving.
@@ -77,20 +77,25 @@ class HALFSTEP_API SkipLimitError : public Error {
 
 /// Scales the loss, un-scales the gradients, and steps an optimizer only when every gradient is finite.
 ///
-///     const auto loss = ...;                    // forward under AutocastScope(at::kHalf)
-///     scaler.scale(loss).backward();
-///     scaler.unscale_(optimizer);               // only if gradients are looked at or clipped before the
-///     step const auto report = scaler.step(optimizer); scaler.update(); optimizer.zero_grad();
+///     scaler.scale(loss).backward();              // loss from a forward under AutocastScope(at::kHalf)
+///     const auto report = scaler.step(optimizer);
+///     scaler.update();
+///     optimizer.zero_grad();
 ///
-/// Results are those of torch.amp 2.13 except where torch.amp is wrong; docs/scaling.md lists each
-/// difference with its test. Any number of optimizers may share one scaler: unscale_ and step once each,
-/// then one update.
+/// To look at gradients or clip them, call unscale_(optimizer) between backward and step.
+///
+/// For any torch::optim optimizer that needs no closure, which is all but LBFGS. Results are those of
+/// torch.amp 2.13 except where torch.amp is wrong; docs/scaling.md lists each difference with its test. Any
+/// number of optimizers may share one scaler: unscale_ and step once each, then one update, until which each
+/// of them must live.
 ///
 /// Between steps it remembers a LossScaleState: save state_dict() with the weights. Between unscale_ and
 /// update it also remembers which optimizers were seen, and that is not saved: save between steps.
 ///
 /// On an accelerator scale, unscale_ and update do not wait for the device. step reads one flag a device,
-/// because a torch::optim optimizer runs on the host and the host must know whether to call it.
+/// because a torch::optim optimizer runs on the host and the host must know whether to call it. Only when
+/// that flag is set are gradients read one by one, to find whose it was. (An optimizer that was un-scaled and
+/// not stepped is read in update instead.)
 ///
 /// One scaler belongs to one training loop; it is not thread-safe.
 class HALFSTEP_API GradScaler {
@@ -101,9 +106,10 @@ class HALFSTEP_API GradScaler {
   GradScaler& operator=(GradScaler&&) noexcept;
 
   /// Reports then say "layers.3.weight" where they otherwise say "parameter 7 (group 0, shape [64, 10])".
+  /// Call it again when parameters were replaced: names go by the tensors that the model has now.
   void name_parameters(const torch::nn::Module& model);
 
-  /// outputs x loss scale, in the type of the outputs.
+  /// outputs x loss scale, in the type of the outputs; a 0-dim FP16 or BF16 loss becomes FP32.
   at::Tensor scale(const at::Tensor& outputs) const;
   std::vector<at::Tensor> scale(const std::vector<at::Tensor>& outputs) const;
 
@@ -142,7 +148,7 @@ class HALFSTEP_API GradScaler {
 };
 
 /// Scales gradients down so that their joint 2-norm is at most `max_norm`; returns the norm before that, as a
-/// 0-dim FP64 tensor on the gradients' device, without waiting for it.
+/// 0-dim FP64 tensor on the gradients' device, without waiting for it. With a GradScaler, unscale_ first.
 ///
 /// The norm is accumulated in FP64: torch's clip_grad_norm_ takes the norm of FP16 gradients in FP16, where a
 /// true norm of 128000 is Inf and every gradient becomes 0. A norm that is not finite leaves the gradients

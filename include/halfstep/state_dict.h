@@ -15,8 +15,8 @@ namespace halfstep {
 
 /// Names and their values: whole numbers, real numbers, texts, tensors. Ordered by name.
 ///
-/// A plain value. Whoever saves it need not know whose it is, and whoever loads it refuses what does not
-/// fit with an Error that lists every fault at once.
+/// A plain value. Whoever saves it need not know whose it is, and whoever loads it can refuse a set of names
+/// that does not fit, all of them at once.
 class HALFSTEP_API StateDict {
  public:
   using Value = std::variant<int64_t, double, std::string, at::Tensor>;

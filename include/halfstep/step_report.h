@@ -17,7 +17,7 @@ enum class StepOutcome {
 struct HALFSTEP_API StepReport {
   StepOutcome outcome = StepOutcome::Stepped;
   double loss_scale = 1.0;  ///< the one that these gradients carried
-  std::string parameter;    ///< the first one that was not finite; empty when stepped
+  std::string parameter;    ///< the first one whose gradient was not finite; empty if there was none
 
   bool stepped() const { return outcome == StepOutcome::Stepped; }
 

@@ -1,10 +1,10 @@
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/full.h>
 #include <halfstep/scaling.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
 #include <map>
-#include <unordered_set>
 
 #include "scaling/grads.h"
 #include "scaling/scaler_state.h"
@@ -26,7 +26,7 @@ struct GradScaler::Impl : scaling::ScalerState {
 
   // Since the last update:
   std::map<torch::optim::Optimizer*, Round> rounds;
-  std::unordered_set<const c10::TensorImpl*> unscaled_grads;
+  scaling::GradSet unscaled_grads;
   std::string skipped_parameter;  // empty while every step went well
 
   bool found_non_finite(torch::optim::Optimizer& optimizer, const Round& round) {
@@ -61,7 +61,11 @@ void GradScaler::name_parameters(const torch::nn::Module& model) {
     impl_->names[item.value().unsafeGetTensorImpl()] = item.key();
 }
 
-at::Tensor GradScaler::scale(const at::Tensor& outputs) const { return outputs * impl_->state.loss_scale; }
+at::Tensor GradScaler::scale(const at::Tensor& outputs) const {
+  // A 0-dim FP32 tensor, as in torch.amp: a 0-dim FP16 loss then becomes FP32 instead of overflowing.
+  return outputs *
+         at::full({}, impl_->state.loss_scale, outputs.options().dtype(at::kFloat).requires_grad(false));
+}
 
 std::vector<at::Tensor> GradScaler::scale(const std::vector<at::Tensor>& outputs) const {
   std::vector<at::Tensor> scaled;
@@ -79,10 +83,15 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   const at::NoGradGuard no_grad;
   scaling::make_unscalable_(optimizer, impl_->names);
 
-  // A gradient that another optimizer has too was un-scaled with that one's.
+  // Each gradient once, though two parameters may share it; one that another optimizer has too was un-scaled
+  // with that one's.
   std::vector<at::Tensor> scaled, unscaled_before;
-  for (const auto& grad : scaling::grads_of(optimizer))
-    (impl_->unscaled_grads.insert(grad.identity).second ? scaled : unscaled_before).push_back(grad.values);
+  scaling::GradSet seen;
+  for (const auto& grad : scaling::grads_of(optimizer)) {
+    if (seen.contains(grad.tensor)) continue;
+    seen.insert(grad.tensor);
+    (impl_->unscaled_grads.contains(grad.tensor) ? unscaled_before : scaled).push_back(grad.values);
+  }
 
   const double inv_loss_scale =
       1.0 / impl_->state.loss_scale;  // in FP64, rounded once to FP32, as torch.amp does
@@ -90,6 +99,7 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   // The engine looks before it multiplies, and a multiplier above 1 can make an Inf of a finite number.
   if (inv_loss_scale > 1.0) scaling::multiply_and_check_(scaled, 1.0, round.flags);
   scaling::multiply_and_check_(unscaled_before, 1.0, round.flags);
+  impl_->unscaled_grads.merge(std::move(seen));
   round.unscaled = true;
 }
 

@@ -57,10 +57,14 @@ bool NonFiniteFlags::any_set() const {
                      [](const at::Tensor& flag) { return flag.item<float>() != 0; });
 }
 
+void GradSet::insert(const at::Tensor& grad) {
+  held_.emplace(grad.unsafeGetTensorImpl(), c10::weak_intrusive_ptr<c10::TensorImpl>(grad.getIntrusivePtr()));
+}
+
 std::vector<Grad> grads_of(torch::optim::Optimizer& optimizer) {
   std::vector<Grad> grads;
   for_each_grad(optimizer, [&](at::Tensor& parameter, size_t, size_t) {
-    grads.push_back({parameter.grad().unsafeGetTensorImpl(), values_of(parameter.grad())});
+    grads.push_back({parameter.grad(), values_of(parameter.grad())});
   });
   return grads;
 }

@@ -27,8 +27,22 @@ class NonFiniteFlags {
 };
 
 struct Grad {
-  const c10::TensorImpl* identity;  ///< which gradient it is: two optimizers may share one
-  at::Tensor values;                ///< the gradient itself, or the values of a sparse one
+  at::Tensor tensor;
+  at::Tensor values;  ///< the gradient itself, or the values of a sparse one
+};
+
+/// Which gradients were un-scaled: two optimizers may share one. Keeps no memory of a gradient alive, and is
+/// not fooled when one is freed and another takes its address.
+class GradSet {
+ public:
+  bool contains(const at::Tensor& grad) const { return held_.count(grad.unsafeGetTensorImpl()) > 0; }
+  void insert(const at::Tensor& grad);
+  void merge(GradSet&& other) { held_.merge(other.held_); }
+  void clear() { held_.clear(); }
+
+ private:
+  // While a weak pointer is held, the address is not given to another tensor.
+  std::unordered_map<const c10::TensorImpl*, c10::weak_intrusive_ptr<c10::TensorImpl>> held_;
 };
 
 /// The gradients of this optimizer, as they are. Parameters without one are left out.

@@ -11,7 +11,13 @@ constexpr double kSmallestFloor = 0x1p-126;  // its inverse, 2^126, is far from 
 constexpr double kLargestCap = 0x1p126;      // its inverse, 2^-126, is FP32's smallest normal number
 
 // The scale is multiplied into FP32 tensors, so it takes only values that FP32 holds: torch.amp's rounding.
-double rounded_to_fp32(double value) { return static_cast<double>(static_cast<float>(value)); }
+// A bound between two of them counts as the one inside.
+double fp32_within(double value, const LossScaling& options) {
+  const float nearest = static_cast<float>(value);
+  if (nearest < options.floor) return std::nextafterf(nearest, kLargestCap);
+  if (nearest > options.cap) return std::nextafterf(nearest, 0.0f);
+  return nearest;
+}
 
 }  // namespace
 
@@ -38,7 +44,7 @@ void LossScaling::check() const {
 
 LossScaleState initial_state(const LossScaling& options) {
   options.check();
-  return {.loss_scale = rounded_to_fp32(options.initial)};
+  return {.loss_scale = fp32_within(options.initial, options)};
 }
 
 LossScaleState next_state(const LossScaling& options, LossScaleState state, bool grads_finite) {
@@ -47,7 +53,7 @@ LossScaleState next_state(const LossScaling& options, LossScaleState state, bool
     if (++state.clean_steps < options.growth_interval) return state;
     state.clean_steps = 0;
     state.overflows_forgiven = 0;
-    state.loss_scale = rounded_to_fp32(std::min(state.loss_scale * options.growth_factor, options.cap));
+    state.loss_scale = fp32_within(std::min(state.loss_scale * options.growth_factor, options.cap), options);
     return state;
   }
   state.clean_steps = 0;
@@ -59,7 +65,7 @@ LossScaleState next_state(const LossScaling& options, LossScaleState state, bool
     ++state.overflows_forgiven;
     return state;
   }
-  state.loss_scale = rounded_to_fp32(std::max(state.loss_scale * options.backoff_factor, options.floor));
+  state.loss_scale = fp32_within(std::max(state.loss_scale * options.backoff_factor, options.floor), options);
   return state;
 }
 

@@ -46,6 +46,15 @@ TEST(GradScaler, ScaleKeepsTheTypeOfItsArgumentAndTakesSeveral) {
   EXPECT_EQ(scaled[1].item<double>(), 0x1p16);
 }
 
+// 3 x 2^16 is beyond FP16, so a loss of zero dimensions becomes FP32, as torch.amp's does.
+TEST(GradScaler, AnFp16LossDoesNotOverflowWhenScaled) {
+  auto p = torch::full({}, 3.0).to(at::kHalf).requires_grad_();
+  GradScaler scaler;
+  const auto scaled = scaler.scale(p * 1.0);
+  EXPECT_EQ(scaled.scalar_type(), at::kFloat);
+  EXPECT_EQ(scaled.item<float>(), 3 * 0x1p16);
+}
+
 TEST(GradScaler, ASkippedStepNamesItsParameterAndLeavesEverythingElseAlone) {
   torch::nn::Sequential model(torch::nn::Linear(3, 4), torch::nn::Linear(4, 2));
   torch::optim::Adam optimizer(model->parameters());
@@ -185,6 +194,35 @@ TEST(GradScaler, AParameterOfTwoOptimizersIsUnscaledOnce) {
   EXPECT_EQ(p.item<float>(), 1 - 0.25 - 0.25);
 }
 
+TEST(GradScaler, AGradientThatTwoParametersShareIsUnscaledOnce) {
+  auto a = parameter({1}), b = parameter({1});
+  auto optimizer = sgd({a, b});
+  set_grad(a, {0x1p14});
+  b.mutable_grad() = a.grad();
+  GradScaler scaler;
+  EXPECT_TRUE(scaler.step(optimizer).stepped());
+  EXPECT_EQ(a.item<float>(), 0.75);
+  EXPECT_EQ(b.item<float>(), 0.75);
+}
+
+// The first optimizer's gradient is freed, and the second's is made at the same address, as malloc likes to
+// do.
+TEST(GradScaler, AGradientMadeWhereAnotherWasFreedIsUnscaledToo) {
+  auto a = parameter({1}), b = parameter({1});
+  auto optimizer_a = sgd({a}), optimizer_b = sgd({b});
+  GradScaler scaler;
+  for (int round = 0; round < 100; ++round) {
+    b.data().fill_(1);
+    a.mutable_grad() = at::empty({1}).fill_(0);
+    EXPECT_TRUE(scaler.step(optimizer_a).stepped());
+    a.mutable_grad().reset();
+    b.mutable_grad() = at::empty({1}).fill_(0x1p14);
+    EXPECT_TRUE(scaler.step(optimizer_b).stepped());
+    ASSERT_EQ(b.item<float>(), 0.75) << "round " << round;
+    scaler.update(0x1p16);
+  }
+}
+
 TEST(GradScaler, GradientsSpoiledAfterUnscaleAreFoundAtTheStep) {
   auto p = parameter({1});
   auto optimizer = sgd({p});
@@ -220,7 +258,7 @@ TEST(GradScaler, SmallFp16GradientsSurviveUnscaling) {
   EXPECT_TRUE(scaler.step(optimizer).stepped());
 }
 
-TEST(GradScaler, Fp16ParametersStepUnderEveryOptimizerOfLibTorch) {
+TEST(GradScaler, Fp16ParametersStepUnderEveryOptimizerThatNeedsNoClosure) {
   auto step_with = [](auto make_optimizer) {
     auto p = parameter({1, 2}, at::kHalf);
     auto optimizer = make_optimizer(std::vector<torch::Tensor>{p});
@@ -317,6 +355,20 @@ TEST(GradScaler, ResumedRunFollowsTheSameScaleAsTheUninterruptedOne) {
   const auto uninterrupted = run(-1);
   for (int restart_at = 0; restart_at < 60; ++restart_at)
     EXPECT_EQ(run(restart_at), uninterrupted) << restart_at;
+}
+
+TEST(GradScaler, AScalerAtABoundThatFp32DoesNotHoldLoadsItsOwnState) {
+  auto p = parameter({0});
+  auto optimizer = sgd({p});
+  GradScaler scaler({.floor = 1e-4, .max_consecutive_skips = 0});
+  for (int step = 0; step < 100; ++step) {
+    set_grad(p, {kInf});
+    (void)scaler.step(optimizer);
+    scaler.update();
+  }
+  GradScaler other;
+  other.load_state_dict(scaler.state_dict());
+  EXPECT_EQ(other.state(), scaler.state());
 }
 
 TEST(GradScaler, StatesThatNoScalerSavedAreRefused) {

@@ -76,6 +76,16 @@ TEST(LossScale, EveryScaleIsAnFp32Value) {
   }
 }
 
+TEST(LossScale, BoundsThatFp32DoesNotHoldAreStillBounds) {
+  const LossScaling options{.initial = 0.05, .growth_interval = 1, .floor = 1e-4, .cap = 0.1};
+  const auto lowest = after(options, initial_state(options), false, 100);
+  EXPECT_GE(lowest.loss_scale, 1e-4);
+  EXPECT_LT(lowest.loss_scale, 1e-4 * (1 + 0x1p-23));
+  const auto highest = after(options, initial_state(options), true, 100);
+  EXPECT_LE(highest.loss_scale, 0.1);
+  EXPECT_GT(highest.loss_scale, 0.1 * (1 - 0x1p-23));
+}
+
 TEST(LossScale, OptionsThatMakeNoSenseAreRefusedByName) {
   constexpr double nan = std::numeric_limits<double>::quiet_NaN();
   constexpr double inf = std::numeric_limits<double>::infinity();
