@@ -41,10 +41,10 @@ struct AutocastOptions {
 /// carry them.
 class HALFSTEP_API AutocastScope {
  public:
-  /// `low` is at::kBFloat16 or at::kHalf. Anything else, and BF16 where the hardware lacks it, is an Error
-  /// that says what to use instead.
-  explicit AutocastScope(c10::ScalarType low, OpPolicy policy = OpPolicy::standard(),
-                         AutocastOptions options = {});
+  /// `low` is at::kBFloat16 or at::kHalf. Anything else is an Error that says what to use instead, and so is
+  /// BF16 where it would be emulated: on any GPU, where LibTorch sees some, else on the CPU.
+  [[nodiscard]] explicit AutocastScope(c10::ScalarType low, OpPolicy policy = OpPolicy::standard(),
+                                       AutocastOptions options = {});
   ~AutocastScope();
 
   AutocastScope(const AutocastScope&) = delete;

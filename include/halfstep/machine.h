@@ -5,20 +5,21 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace halfstep {
 
 /// How matrix products of a precision are computed on a device.
 enum class Support {
-  native,       ///< by instructions made for it
-  emulated,     ///< right, but computed in FP32 and rounded: expect no gain in speed
-  unavailable,  ///< not at all
+  Native,       ///< by instructions made for it
+  Emulated,     ///< right, but computed in FP32 and rounded: expect no gain in speed
+  Unavailable,  ///< not at all
 };
 
 struct PrecisionSupport {
   std::string precision;  ///< "FP32", "TF32", "BF16" or "FP16"
-  Support support = Support::unavailable;
+  Support support = Support::Unavailable;
   std::string reason;  ///< one line: the instructions that are used, or what is missing
 };
 
@@ -29,6 +30,7 @@ struct CpuReport {
   };
   int64_t logical_cpus = 0;  ///< those that this process may run on
   std::vector<Feature> features;
+  std::string kernels;  ///< the table that Halfstep's own loops use: "scalar", "avx2" or "avx512"
   std::vector<PrecisionSupport> precisions;
 };
 
@@ -68,6 +70,6 @@ struct Machine {
 [[nodiscard]] HALFSTEP_API Machine inspect_machine();
 
 /// "native", "emulated" or "unavailable".
-[[nodiscard]] HALFSTEP_API const char* to_string(Support support);
+[[nodiscard]] HALFSTEP_API std::string_view to_string(Support support);
 
 }  // namespace halfstep

@@ -46,9 +46,9 @@ struct OpRow {
 HALFSTEP_API std::span<const OpRow> op_table();
 
 /// "low", "fp32", "promote", "as is", "engine".
-HALFSTEP_API std::string_view name(OpRule rule);
+HALFSTEP_API std::string_view to_string(OpRule rule);
 /// "not listed", "low", "fp32", "promote", "refused".
-HALFSTEP_API std::string_view name(EngineRule rule);
+HALFSTEP_API std::string_view to_string(EngineRule rule);
 
 /// Whether a row with this rule treats tensors as stock LibTorch does.
 HALFSTEP_API bool agrees(OpRule rule, EngineRule engine);
@@ -68,8 +68,8 @@ class HALFSTEP_API OpPolicy {
   /// Stock LibTorch, whose CPU and CUDA lists differ.
   static OpPolicy engine();
 
-  /// A name with its overload ("prod.dim_int") changes one row; a bare name ("prod") changes all its
-  /// overloads. An unknown name is an Error that offers the nearest one.
+  /// A name with its overload ("prod.dim_int") changes one row; a bare name ("prod") changes the row of that
+  /// name and all its overloads. An unknown name is an Error that offers the nearest one.
   OpPolicy& set(std::string_view op, OpRule rule);
 
   /// The rule of one row, by its full name.

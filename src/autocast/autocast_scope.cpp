@@ -10,8 +10,11 @@ namespace {
 
 std::shared_ptr<c10::DebugInfoBase> checked_policy(c10::ScalarType low, OpPolicy policy,
                                                    const AutocastOptions& options) {
-  static const PrecisionSupport bf16 = bf16_support(inspect_machine());
-  check_may_open(low, options, bf16);
+  check_can_be_low(low);
+  if (low == c10::ScalarType::BFloat16 && !options.allow_emulated) {
+    static const Machine machine = inspect_machine();
+    check_bf16_is_native(machine);
+  }
   check_every_row_has_its_kernel();
   return as_debug_info(std::move(policy));
 }

@@ -86,6 +86,7 @@ class PolicyKernel final : public c10::OperatorKernel {
       case OpRule::Promote:
         return run_promoted(op, keys, stack);
     }
+    HALFSTEP_BUG("no such rule: ", static_cast<int>(policy->rule_of_row(row_)));
   }
 
  private:

@@ -7,35 +7,36 @@
 namespace halfstep {
 namespace {
 
-const PrecisionSupport& bf16_of(const std::vector<PrecisionSupport>& precisions) {
+const PrecisionSupport& support_of(const std::string& precision,
+                                   const std::vector<PrecisionSupport>& precisions) {
   return *std::find_if(precisions.begin(), precisions.end(),
-                       [](const PrecisionSupport& support) { return support.precision == "BF16"; });
+                       [&](const PrecisionSupport& support) { return support.precision == precision; });
+}
+
+void check_bf16_is_native_on(const std::string& device, const std::vector<PrecisionSupport>& precisions) {
+  const PrecisionSupport& bf16 = support_of("BF16", precisions);
+  const bool has_fp16 = support_of("FP16", precisions).support == Support::Native;
+  HALFSTEP_CHECK(bf16.support == Support::Native, "AutocastScope: BF16 is ", to_string(bf16.support), " on ",
+                 device, " (", bf16.reason, "), so it would be slower than FP32. Use ",
+                 has_fp16 ? "at::kHalf with a GradScaler, or " : "", "FP32, without a scope",
+                 has_fp16 ? "" : " (FP16 is not native here either)",
+                 "; to study BF16's numerics at any speed, pass {.allow_emulated = true}.");
 }
 
 }  // namespace
 
-PrecisionSupport bf16_support(const Machine& machine) {
-  if (machine.cuda.devices.empty()) return bf16_of(machine.cpu.precisions);
-  const auto least_able = std::max_element(
-      machine.cuda.devices.begin(), machine.cuda.devices.end(), [](const CudaDevice& a, const CudaDevice& b) {
-        return bf16_of(a.precisions).support < bf16_of(b.precisions).support;  // native is the lowest
-      });
-  return bf16_of(least_able->precisions);
-}
-
-void check_may_open(c10::ScalarType low, const AutocastOptions& options, const PrecisionSupport& bf16) {
+void check_can_be_low(c10::ScalarType low) {
   HALFSTEP_CHECK(!c10::isFloat8Type(low) && low != c10::ScalarType::Float4_e2m1fn_x2, "AutocastScope: ", low,
                  " needs a scale for each tensor, which a cast does not have. "
                  "Use at::kBFloat16 or at::kHalf.");
   HALFSTEP_CHECK(low == c10::ScalarType::BFloat16 || low == c10::ScalarType::Half,
                  "AutocastScope: cannot lower to ", low,
                  ". Use at::kBFloat16, or at::kHalf with a GradScaler; for full precision open no scope.");
-  if (low != c10::ScalarType::BFloat16 || options.allow_emulated) return;
-  HALFSTEP_CHECK(
-      bf16.support == Support::native, "AutocastScope: BF16 is ", to_string(bf16.support), " here (",
-      bf16.reason,
-      "), so it would be slower than FP32. Use at::kHalf with a GradScaler, or FP32 without a scope; "
-      "to study BF16's numerics at any speed, pass {.allow_emulated = true}.");
+}
+
+void check_bf16_is_native(const Machine& machine) {
+  if (machine.cuda.devices.empty()) check_bf16_is_native_on("this CPU", machine.cpu.precisions);
+  for (const CudaDevice& gpu : machine.cuda.devices) check_bf16_is_native_on(gpu.name, gpu.precisions);
 }
 
 }  // namespace halfstep

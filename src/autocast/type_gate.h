@@ -7,11 +7,11 @@
 
 namespace halfstep {
 
-/// How BF16 is computed where the machine does its work: on its GPUs, the least able of them, when LibTorch
-/// sees any; else on the CPU.
-PrecisionSupport bf16_support(const Machine& machine);
+/// Throws an Error that says what to use instead unless this is a type that a scope can lower to.
+void check_can_be_low(c10::ScalarType low);
 
-/// Throws an Error that says what to use instead when the scope must not open.
-void check_may_open(c10::ScalarType low, const AutocastOptions& options, const PrecisionSupport& bf16);
+/// Throws an Error that says what to use instead unless BF16 is native where the machine does its work: on
+/// its GPUs, all of them, when LibTorch sees any; else on the CPU.
+void check_bf16_is_native(const Machine& machine);
 
 }  // namespace halfstep

@@ -28,8 +28,10 @@ ordered_json json_of(const std::vector<PrecisionSupport>& precisions) {
 ordered_json json_of(const CpuReport& cpu) {
   ordered_json features = ordered_json::object();
   for (const auto& feature : cpu.features) features[feature.name] = feature.present;
-  return {
-      {"logical_cpus", cpu.logical_cpus}, {"features", features}, {"precisions", json_of(cpu.precisions)}};
+  return {{"logical_cpus", cpu.logical_cpus},
+          {"features", features},
+          {"kernels", cpu.kernels},
+          {"precisions", json_of(cpu.precisions)}};
 }
 
 // What the library was built without is null, not an empty string.
@@ -105,6 +107,7 @@ void print_plain(const Machine& machine) {
   print_line("CPU", std::to_string(machine.cpu.logical_cpus) + " logical CPUs for this process");
   print_line("  has", names_of(machine.cpu, true));
   print_line("  lacks", names_of(machine.cpu, false));
+  print_line("  uses", machine.cpu.kernels + " in Halfstep's own loops (HALFSTEP_ISA chooses another)");
   print_line("CUDA", cuda_line(machine.cuda));
   print_line("Gloo", torch.gloo_built ? "yes: built into this LibTorch (no connection was tried)"
                                       : "no: this LibTorch was built without it");

@@ -39,9 +39,9 @@ void print_json(const Rows& rows) {
   ordered_json answer = ordered_json::array();
   for (const OpRow& row : rows)
     answer.push_back({{"op", row.op},
-                      {"rule", name(row.rule)},
-                      {"engine_cpu", name(row.engine_cpu)},
-                      {"engine_cuda", name(row.engine_cuda)},
+                      {"rule", to_string(row.rule)},
+                      {"engine_cpu", to_string(row.engine_cpu)},
+                      {"engine_cuda", to_string(row.engine_cuda)},
                       {"reason", row.reason}});
   std::cout << answer.dump(2) << "\n";
 }
@@ -76,7 +76,8 @@ void print_differences(const Rows& rows) {
               << std::setw(12) << cpu << cuda << "\n";
   };
   line("operation", "Halfstep", "stock CPU", "stock CUDA");
-  for (const OpRow& row : rows) line(row.op, name(row.rule), name(row.engine_cpu), name(row.engine_cuda));
+  for (const OpRow& row : rows)
+    line(row.op, to_string(row.rule), to_string(row.engine_cpu), to_string(row.engine_cuda));
   std::cout << "\n"
             << rows.size() << " of " << op_table().size()
             << " operations differ from stock LibTorch on CPU or CUDA.\n"

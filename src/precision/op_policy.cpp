@@ -77,7 +77,7 @@ OpRule OpPolicy::rule(std::string_view op) const {
   return rule_of_row(static_cast<std::size_t>(row - table.begin()));
 }
 
-std::string_view name(OpRule rule) {
+std::string_view to_string(OpRule rule) {
   switch (rule) {
     case OpRule::Low:
       return "low";
@@ -93,7 +93,7 @@ std::string_view name(OpRule rule) {
   HALFSTEP_BUG("OpRule ", static_cast<int>(rule), " has no name");
 }
 
-std::string_view name(EngineRule rule) {
+std::string_view to_string(EngineRule rule) {
   switch (rule) {
     case EngineRule::NotListed:
       return "not listed";

@@ -8,8 +8,10 @@
 #include <torch/headeronly/version.h>
 
 #include <cstdlib>
+#include <thread>
 
 #include "base/cpu_features.h"
+#include "kernels/dispatch.h"
 #include "tensor/cuda_driver.h"
 #include "tensor/precision_support.h"
 
@@ -36,11 +38,11 @@ std::string loaded_torch_version() {
   return concat((packed >> 56) & 0xff, '.', (packed >> 48) & 0xff, '.', (packed >> 40) & 0xff);
 }
 
-// std::thread::hardware_concurrency counts the machine's; a container or taskset may allow fewer.
+// A container or taskset may allow fewer CPUs than the machine has. The set below holds 1024; a larger
+// machine is counted whole.
 int64_t cpus_we_may_use() {
   cpu_set_t allowed;
-  HALFSTEP_CHECK(sched_getaffinity(0, sizeof allowed, &allowed) == 0,
-                 "sched_getaffinity failed: this machine has more than ", CPU_SETSIZE, " logical CPUs.");
+  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return std::thread::hardware_concurrency();
   return CPU_COUNT(&allowed);
 }
 
@@ -57,6 +59,7 @@ CpuReport inspect_cpu(bool with_onednn) {
       {"AMX-INT8", cpu.amx_int8},
       {"AMX-FP16", cpu.amx_fp16},
   };
+  report.kernels = kernels().isa;
   report.precisions = cpu_precisions(cpu, with_onednn);
   return report;
 }
@@ -114,13 +117,13 @@ Machine inspect_machine() {
   return machine;
 }
 
-const char* to_string(Support support) {
+std::string_view to_string(Support support) {
   switch (support) {
-    case Support::native:
+    case Support::Native:
       return "native";
-    case Support::emulated:
+    case Support::Emulated:
       return "emulated";
-    case Support::unavailable:
+    case Support::Unavailable:
       return "unavailable";
   }
   HALFSTEP_BUG("Support has no value ", static_cast<int>(support));

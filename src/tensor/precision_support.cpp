@@ -3,27 +3,27 @@
 namespace halfstep {
 namespace {
 
-constexpr auto native = Support::native;
-constexpr auto emulated = Support::emulated;
-constexpr auto unavailable = Support::unavailable;
+constexpr auto kNative = Support::Native;
+constexpr auto kEmulated = Support::Emulated;
+constexpr auto kUnavailable = Support::Unavailable;
 
 PrecisionSupport fp32_on_cpu(const CpuFeatures& cpu) {
-  return {"FP32", native, cpu.avx512 ? "AVX-512" : cpu.avx2 ? "AVX2" : "baseline x86-64"};
+  return {"FP32", kNative, cpu.avx512 ? "AVX-512" : cpu.avx2 ? "AVX2" : "baseline x86-64"};
 }
 
 // Read from the code that oneDNN 3.12 generates; tests/cli/env_test.py reads it again on each machine.
 PrecisionSupport bf16_on_cpu(const CpuFeatures& cpu, bool with_onednn) {
-  if (!with_onednn) return {"BF16", emulated, "this LibTorch has no oneDNN: computed in FP32"};
-  if (cpu.amx_bf16) return {"BF16", native, "AMX-BF16 tiles, by oneDNN"};
-  if (cpu.avx512_bf16) return {"BF16", native, "AVX512-BF16 dot products, by oneDNN; no AMX-BF16"};
-  return {"BF16", emulated, "no AMX-BF16, no AVX512-BF16: widened to FP32 and multiplied there"};
+  if (!with_onednn) return {"BF16", kEmulated, "this LibTorch has no oneDNN: computed in FP32"};
+  if (cpu.amx_bf16) return {"BF16", kNative, "AMX-BF16 tiles, by oneDNN"};
+  if (cpu.avx512_bf16) return {"BF16", kNative, "AVX512-BF16 dot products, by oneDNN; no AMX-BF16"};
+  return {"BF16", kEmulated, "no AMX-BF16, no AVX512-BF16: widened to FP32 and multiplied there"};
 }
 
 // AVX512-FP16 could multiply in FP16, but oneDNN uses it only to widen: the products are FP32's.
 PrecisionSupport fp16_on_cpu(const CpuFeatures& cpu, bool with_onednn) {
-  if (!with_onednn) return {"FP16", emulated, "this LibTorch has no oneDNN: computed in FP32"};
-  if (cpu.amx_fp16) return {"FP16", native, "AMX-FP16 tiles, by oneDNN"};
-  return {"FP16", emulated, "no AMX-FP16: widened to FP32 and multiplied there"};
+  if (!with_onednn) return {"FP16", kEmulated, "this LibTorch has no oneDNN: computed in FP32"};
+  if (cpu.amx_fp16) return {"FP16", kNative, "AMX-FP16 tiles, by oneDNN"};
+  return {"FP16", kEmulated, "no AMX-FP16: widened to FP32 and multiplied there"};
 }
 
 }  // namespace
@@ -31,7 +31,7 @@ PrecisionSupport fp16_on_cpu(const CpuFeatures& cpu, bool with_onednn) {
 std::vector<PrecisionSupport> cpu_precisions(const CpuFeatures& cpu, bool with_onednn) {
   return {
       fp32_on_cpu(cpu),
-      {"TF32", unavailable, "LibTorch 2.13 computes in FP32 here when asked for it"},
+      {"TF32", kUnavailable, "LibTorch 2.13 computes in FP32 here when asked for it"},
       bf16_on_cpu(cpu, with_onednn),
       fp16_on_cpu(cpu, with_onednn),
   };
@@ -40,19 +40,19 @@ std::vector<PrecisionSupport> cpu_precisions(const CpuFeatures& cpu, bool with_o
 // Capabilities: CUDA C++ Programming Guide, "Arithmetic Instructions" and "Tensor Core Feature Support".
 std::vector<PrecisionSupport> cuda_precisions(int major, int minor) {
   const int capability = 10 * major + minor;
-  std::vector<PrecisionSupport> all = {{"FP32", native, "CUDA cores"}};
+  std::vector<PrecisionSupport> all = {{"FP32", kNative, "CUDA cores"}};
   if (capability >= 80) {
-    for (const char* name : {"TF32", "BF16", "FP16"}) all.push_back({name, native, "tensor cores"});
+    for (const char* name : {"TF32", "BF16", "FP16"}) all.push_back({name, kNative, "tensor cores"});
     return all;
   }
-  all.push_back({"TF32", unavailable, "needs compute capability 8.0"});
-  all.push_back({"BF16", emulated, "native from compute capability 8.0: use FP16 with loss scaling"});
+  all.push_back({"TF32", kUnavailable, "needs compute capability 8.0"});
+  all.push_back({"BF16", kEmulated, "native from compute capability 8.0: use FP16 with loss scaling"});
   if (capability >= 70) {
-    all.push_back({"FP16", native, "tensor cores"});
+    all.push_back({"FP16", kNative, "tensor cores"});
   } else if (capability >= 53) {
-    all.push_back({"FP16", native, "CUDA cores; tensor cores need compute capability 7.0"});
+    all.push_back({"FP16", kNative, "CUDA cores; tensor cores need compute capability 7.0"});
   } else {
-    all.push_back({"FP16", emulated, "CUDA cores, in FP32; native from compute capability 5.3"});
+    all.push_back({"FP16", kEmulated, "CUDA cores, in FP32; native from compute capability 5.3"});
   }
   return all;
 }

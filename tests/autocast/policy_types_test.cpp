@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "support/any_machine.h"
 #include "support/run_case.h"
 
 namespace halfstep::testing {
@@ -14,7 +15,7 @@ constexpr at::ScalarType kLowTypes[] = {at::kBFloat16, at::kHalf};
 using Types = std::vector<at::ScalarType>;
 
 Outcome run_in_scope(const OpCase& op_case, const Types& types, at::ScalarType low, const OpPolicy& policy) {
-  return run_case(op_case, types, [&] { return std::make_unique<AutocastScope>(low, policy); });
+  return run_case(op_case, types, [&] { return std::make_unique<AutocastScope>(low, policy, kAnyMachine); });
 }
 
 /// The table's meaning, written down a second time. AsIs rows are given tensors of one type.
@@ -58,25 +59,6 @@ TEST_P(PolicyTypes, OutputsAndGradientsHaveTheTypesOfTheTable) {
   }
 }
 
-TEST_P(PolicyTypes, EnginePolicyGivesTheBitsOfBareAutocast) {
-  const at::ScalarType low = GetParam();
-  for (const OpCase& op_case : op_cases()) {
-    for (const Types& given : {Types{at::kFloat}, Types{low}, Types{low, at::kFloat}}) {
-      SCOPED_TRACE(::testing::Message() << op_case.op << " of " << ::testing::PrintToString(given));
-      const Outcome ours = run_in_scope(op_case, given, low, OpPolicy::engine());
-      const Outcome stock = run_case(op_case, given, [&] { return std::make_unique<BareAutocast>(low); });
-      EXPECT_EQ(ours.error, stock.error);
-      if (!stock.error.empty()) continue;
-      EXPECT_EQ(ours.output.scalar_type(), stock.output.scalar_type());
-      EXPECT_TRUE(at::equal(ours.output, stock.output));
-      for (std::size_t i = 0; i < stock.leaves.size() && op_case.differentiable; ++i) {
-        EXPECT_EQ(ours.leaves[i].grad().scalar_type(), stock.leaves[i].grad().scalar_type());
-        EXPECT_TRUE(at::equal(ours.leaves[i].grad(), stock.leaves[i].grad()));
-      }
-    }
-  }
-}
-
 // A row can be given any rule; whether LibTorch has a kernel for the result is another matter.
 TEST_P(PolicyTypes, ChangedRowIsObeyed) {
   const at::ScalarType low = GetParam();
@@ -86,7 +68,7 @@ TEST_P(PolicyTypes, ChangedRowIsObeyed) {
       .set("mm", OpRule::Fp32)
       .set("exp", OpRule::AsIs)
       .set("log", OpRule::Promote);
-  const AutocastScope scope(low, policy);
+  const AutocastScope scope(low, policy, kAnyMachine);
   EXPECT_EQ(at::softmax(x, -1).scalar_type(), low);
   EXPECT_EQ(at::mm(x_low, x_low.t()).scalar_type(), at::kFloat);
   EXPECT_EQ(at::exp(x_low).scalar_type(), low);
@@ -99,11 +81,11 @@ TEST(PolicyTypes, AsIsRowLetsInnerOperationsFollowTheirOwnRows) {
   auto policy = OpPolicy::standard();
   policy.set("layer_norm", OpRule::AsIs);
   {
-    const AutocastScope scope(at::kBFloat16, policy);
+    const AutocastScope scope(at::kBFloat16, policy, kAnyMachine);
     EXPECT_EQ(at::layer_norm(x, {4}).scalar_type(), at::kFloat) << "native_layer_norm inside it is FP32";
   }
   policy.set("native_layer_norm", OpRule::AsIs);
-  const AutocastScope scope(at::kBFloat16, policy);
+  const AutocastScope scope(at::kBFloat16, policy, kAnyMachine);
   EXPECT_EQ(at::layer_norm(x, {4}).scalar_type(), at::kBFloat16);
 }
 

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "autocast/type_gate.h"
+#include "support/any_machine.h"
 #include "support/error_of.h"
 #include "support/run_case.h"
 
@@ -33,7 +34,7 @@ at::ScalarType type_of_mm() { return at::mm(at::ones({2, 2}), at::ones({2, 2})).
 TEST(AutocastScope, LeavesTheEngineAsItWasFound) {
   const EngineState before;
   {
-    const AutocastScope scope(at::kHalf);
+    const AutocastScope scope(at::kHalf, OpPolicy::standard(), kAnyMachine);
     EXPECT_EQ(type_of_mm(), at::kHalf);
     EXPECT_FALSE(EngineState() == before);
   }
@@ -46,7 +47,7 @@ TEST(AutocastScope, LeavesTheEngineAsItWasFoundAfterAnException) {
   const EngineState before;
   EXPECT_THROW(
       {
-        const AutocastScope scope(at::kBFloat16);
+        const AutocastScope scope(at::kBFloat16, OpPolicy::standard(), kAnyMachine);
         at::mm(at::ones({2, 3}), at::ones({2, 3}));
       },
       c10::Error);
@@ -55,10 +56,10 @@ TEST(AutocastScope, LeavesTheEngineAsItWasFoundAfterAnException) {
 }
 
 TEST(AutocastScope, InnerTypeAndPolicyHoldUntilTheInnerScopeEnds) {
-  const AutocastScope outer(at::kBFloat16);
+  const AutocastScope outer(at::kBFloat16, OpPolicy::standard(), kAnyMachine);
   const EngineState outer_state;
   {
-    const AutocastScope inner(at::kHalf, OpPolicy::engine());
+    const AutocastScope inner(at::kHalf, OpPolicy::engine(), kAnyMachine);
     EXPECT_EQ(type_of_mm(), at::kHalf);
     EXPECT_EQ(type_of_exp(), at::kBFloat16);
   }
@@ -72,7 +73,7 @@ TEST(AutocastScope, OpensInsideABareRegionWhichIsFoundAgain) {
   const EngineState bare_state;
   EXPECT_EQ(type_of_mm(), at::kHalf);
   {
-    const AutocastScope scope(at::kBFloat16);
+    const AutocastScope scope(at::kBFloat16, OpPolicy::standard(), kAnyMachine);
     EXPECT_EQ(type_of_mm(), at::kBFloat16);
     EXPECT_EQ(type_of_exp(), at::kFloat);
   }
@@ -82,7 +83,7 @@ TEST(AutocastScope, OpensInsideABareRegionWhichIsFoundAgain) {
 }
 
 TEST(AutocastScope, AutocastSwitchedOffInsideIsOff) {
-  const AutocastScope scope(at::kBFloat16);
+  const AutocastScope scope(at::kBFloat16, OpPolicy::standard(), kAnyMachine);
   at::autocast::set_autocast_enabled(at::kCPU, false);
   EXPECT_EQ(type_of_mm(), at::kFloat);
   EXPECT_EQ(type_of_exp(), at::kBFloat16);
@@ -92,18 +93,18 @@ TEST(AutocastScope, ChangedRowsHoldForThatScopeOnly) {
   auto policy = OpPolicy::standard();
   {
     policy.set("exp", OpRule::AsIs);
-    const AutocastScope scope(at::kBFloat16, policy);
+    const AutocastScope scope(at::kBFloat16, policy, kAnyMachine);
     policy.set("mm", OpRule::Fp32);  // too late for a scope that is open
     EXPECT_EQ(type_of_exp(), at::kBFloat16);
     EXPECT_EQ(type_of_mm(), at::kBFloat16);
   }
-  const AutocastScope later(at::kBFloat16);
+  const AutocastScope later(at::kBFloat16, OpPolicy::standard(), kAnyMachine);
   EXPECT_EQ(type_of_exp(), at::kFloat);
 }
 
 // Stock in one thread, two policies in two others, all at once, many times over.
 TEST(AutocastScope, ThreadsDoNotSeeOneAnothersScopes) {
-  const AutocastScope of_this_thread(at::kBFloat16);
+  const AutocastScope of_this_thread(at::kBFloat16, OpPolicy::standard(), kAnyMachine);
   std::atomic<int> surprises = 0;
   const auto repeat = [&surprises](auto open_region, at::ScalarType exp_type, at::ScalarType mm_type) {
     return std::thread([=, &surprises] {
@@ -128,7 +129,7 @@ TEST(AutocastScope, ThreadsDoNotSeeOneAnothersScopes) {
 }
 
 TEST(AutocastScope, ThreadLocalStateCarriesTypeAndPolicy) {
-  const AutocastScope scope(at::kHalf);
+  const AutocastScope scope(at::kHalf, OpPolicy::standard(), kAnyMachine);
   const at::ThreadLocalState state;
   at::ScalarType exp_type = at::kByte, mm_type = at::kByte;
   std::thread([&] {
@@ -164,7 +165,7 @@ struct Reentrant : torch::autograd::Function<Reentrant> {
 };
 
 TEST(AutocastScope, PolicyFollowsADeeplyReentrantBackwardToItsOtherThread) {
-  const AutocastScope scope(at::kBFloat16);
+  const AutocastScope scope(at::kBFloat16, OpPolicy::standard(), kAnyMachine);
   Reentrant::apply(at::ones(1).requires_grad_(), 70).backward();
   ASSERT_NE(Reentrant::innermost_thread, std::this_thread::get_id()) << "the engine no longer changes thread";
   EXPECT_EQ(Reentrant::innermost_exp, at::kFloat);
@@ -184,35 +185,41 @@ TEST(AutocastScope, TypesThatAreNotLowAreRefusedWithWhatToUse) {
 }
 
 TEST(AutocastScope, HoldsForBothDevices) {
-  const AutocastScope scope(at::kHalf);
+  const AutocastScope scope(at::kHalf, OpPolicy::standard(), kAnyMachine);
   for (const at::DeviceType device : {at::kCPU, at::kCUDA}) {
     EXPECT_TRUE(at::autocast::is_autocast_enabled(device)) << device;
     EXPECT_EQ(at::autocast::get_autocast_dtype(device), at::kHalf) << device;
   }
 }
 
-TEST(TypeGate, Bf16ThatIsEmulatedIsRefusedWithWhatToUseInstead) {
-  const PrecisionSupport emulated{"BF16", Support::emulated, "no AMX-BF16"};
-  const std::string error = error_of([&] { check_may_open(at::kBFloat16, {}, emulated); });
-  EXPECT_NE(error.find("BF16 is emulated here (no AMX-BF16)"), std::string::npos) << error;
-  EXPECT_NE(error.find("at::kHalf with a GradScaler"), std::string::npos) << error;
-  EXPECT_NE(error.find("allow_emulated"), std::string::npos) << error;
-
-  EXPECT_NO_THROW(check_may_open(at::kHalf, {}, emulated));
-  EXPECT_NO_THROW(check_may_open(at::kBFloat16, {.allow_emulated = true}, emulated));
-  EXPECT_NO_THROW(check_may_open(at::kBFloat16, {}, {"BF16", Support::native, "AMX-BF16"}));
+Machine machine_with(Support bf16, Support fp16) {
+  Machine machine;
+  machine.cpu.precisions = {{"FP32", Support::Native, ""}, {"BF16", bf16, "no AMX-BF16"}, {"FP16", fp16, ""}};
+  return machine;
 }
 
-TEST(TypeGate, WhereThereAreGpusTheLeastAbleOfThemDecides) {
-  const PrecisionSupport native{"BF16", Support::native, "fast"}, emulated{"BF16", Support::emulated, "slow"};
-  Machine machine;
-  machine.cpu.precisions = {{"FP32", Support::native, ""}, native};
-  EXPECT_EQ(bf16_support(machine).support, Support::native);
-  machine.cuda.devices = {{"ampere", 8, 0, {native}}};
-  EXPECT_EQ(bf16_support(machine).support, Support::native);
-  machine.cuda.devices = {
-      {"ampere", 8, 0, {native}}, {"turing", 7, 5, {emulated}}, {"hopper", 9, 0, {native}}};
-  EXPECT_EQ(bf16_support(machine).reason, "slow");
+TEST(TypeGate, Bf16ThatIsEmulatedIsRefusedWithWhatToUseInstead) {
+  const auto neither = machine_with(Support::Emulated, Support::Emulated);
+  const std::string error = error_of([&] { check_bf16_is_native(neither); });
+  EXPECT_NE(error.find("BF16 is emulated on this CPU (no AMX-BF16)"), std::string::npos) << error;
+  EXPECT_NE(error.find("Use FP32, without a scope (FP16 is not native here either)"), std::string::npos)
+      << error;
+  EXPECT_NE(error.find("allow_emulated"), std::string::npos) << error;
+
+  const auto only_fp16 = machine_with(Support::Emulated, Support::Native);
+  EXPECT_NE(error_of([&] { check_bf16_is_native(only_fp16); }).find("Use at::kHalf with a GradScaler"),
+            std::string::npos);
+  EXPECT_NO_THROW(check_bf16_is_native(machine_with(Support::Native, Support::Emulated)));
+}
+
+TEST(TypeGate, WhereThereAreGpusEachOfThemMustHaveIt) {
+  const auto native = machine_with(Support::Native, Support::Native).cpu.precisions;
+  const auto emulated = machine_with(Support::Emulated, Support::Native).cpu.precisions;
+  Machine machine = machine_with(Support::Emulated, Support::Emulated);
+  machine.cuda.devices = {{"ampere", 8, 0, native}};
+  EXPECT_NO_THROW(check_bf16_is_native(machine)) << "the CPU is not where the work is";
+  machine.cuda.devices = {{"ampere", 8, 0, native}, {"turing", 7, 5, emulated}};
+  EXPECT_NE(error_of([&] { check_bf16_is_native(machine); }).find("emulated on turing"), std::string::npos);
 }
 
 }  // namespace

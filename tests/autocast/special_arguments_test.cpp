@@ -4,6 +4,7 @@
 #include <halfstep/error.h>
 #include <torch/torch.h>
 
+#include "support/any_machine.h"
 #include "support/error_of.h"
 #include "support/run_case.h"
 
@@ -12,7 +13,7 @@ namespace {
 
 TEST(SpecialArguments, DtypeThatTheCallerPassedIsObeyed) {
   const at::Tensor x = at::rand({3, 4}).to(at::kBFloat16);
-  const AutocastScope scope(at::kBFloat16);
+  const AutocastScope scope(at::kBFloat16, OpPolicy::standard(), kAnyMachine);
   EXPECT_EQ(at::softmax(x, -1, at::kBFloat16).scalar_type(), at::kBFloat16);
   EXPECT_EQ(at::sum(x, at::kDouble).scalar_type(), at::kDouble);
   EXPECT_EQ(at::cumsum(x, 0, at::kHalf).scalar_type(), at::kHalf);
@@ -20,7 +21,7 @@ TEST(SpecialArguments, DtypeThatTheCallerPassedIsObeyed) {
 }
 
 TEST(SpecialArguments, IntegersStayIntegers) {
-  const AutocastScope scope(at::kBFloat16);
+  const AutocastScope scope(at::kBFloat16, OpPolicy::standard(), kAnyMachine);
   EXPECT_EQ(at::sum(at::arange(5)).scalar_type(), at::kLong);
   EXPECT_EQ(at::cumsum(at::arange(5), 0).scalar_type(), at::kLong);
   EXPECT_EQ(at::mm(at::ones({2, 2}, at::kLong), at::ones({2, 2}, at::kLong)).scalar_type(), at::kLong);
@@ -30,14 +31,14 @@ TEST(SpecialArguments, IntegersStayIntegers) {
 TEST(SpecialArguments, SumOfLowTensorIsNotRoundedToLow) {
   const at::Tensor ones = at::ones(257, at::kBFloat16);
   EXPECT_NE(at::sum(ones).to(at::kDouble).item<double>(), 257.0);
-  const AutocastScope scope(at::kBFloat16);
+  const AutocastScope scope(at::kBFloat16, OpPolicy::standard(), kAnyMachine);
   EXPECT_EQ(at::sum(ones).item<double>(), 257.0);
 }
 
 TEST(SpecialArguments, Fp64IsNeverNarrowed) {
   const at::Tensor x = at::rand({4, 4}, at::kDouble);
   const at::Tensor product = at::mm(x, x), log_probabilities = at::log_softmax(x, -1);
-  const AutocastScope scope(at::kBFloat16);
+  const AutocastScope scope(at::kBFloat16, OpPolicy::standard(), kAnyMachine);
   EXPECT_TRUE(at::equal(at::mm(x, x), product));
   EXPECT_TRUE(at::equal(at::matmul(x, x), product));
   EXPECT_TRUE(at::equal(at::log_softmax(x, -1), log_probabilities));
@@ -56,7 +57,7 @@ TEST(SpecialArguments, MixtureOfFp64AndFp32FailsAsItDoesOutsideAScope) {
     return std::string("no error");
   };
   const std::string outside = message();
-  const AutocastScope scope(at::kBFloat16);
+  const AutocastScope scope(at::kBFloat16, OpPolicy::standard(), kAnyMachine);
   EXPECT_EQ(message(), outside);
   EXPECT_NE(outside, "no error");
 }
@@ -68,7 +69,7 @@ TEST(SpecialArguments, PromoteTakesBothLowTypesToFp32WhereTheEngineThrows) {
     const BareAutocast stock(at::kBFloat16);
     EXPECT_THROW(at::cat({bf16, fp16}), c10::Error);
   }
-  const AutocastScope scope(at::kBFloat16);
+  const AutocastScope scope(at::kBFloat16, OpPolicy::standard(), kAnyMachine);
   EXPECT_EQ(at::cat({bf16, fp16}).scalar_type(), at::kFloat);
   EXPECT_EQ(at::cat({fp16, fp16}).scalar_type(), at::kHalf);
 }
@@ -79,7 +80,7 @@ TEST(SpecialArguments, Fp8IsRefusedByNameWhereStockDropsItsScale) {
     const BareAutocast stock(at::kBFloat16);
     EXPECT_EQ(at::mm(fp8, fp8).scalar_type(), at::kBFloat16);
   }
-  const AutocastScope scope(at::kBFloat16);
+  const AutocastScope scope(at::kBFloat16, OpPolicy::standard(), kAnyMachine);
   const std::string low_row = error_of([&] { at::linear(x, fp8); });
   EXPECT_NE(low_row.find("aten::linear"), std::string::npos) << low_row;
   EXPECT_NE(low_row.find("'weight' is Float8_e4m3fn"), std::string::npos) << low_row;
@@ -94,7 +95,7 @@ TEST(SpecialArguments, Fp8TensorsAloneCanBeJoinedWhereStockThrows) {
     const BareAutocast stock(at::kBFloat16);
     EXPECT_THROW(at::cat({fp8, fp8}), c10::Error);
   }
-  const AutocastScope scope(at::kBFloat16);
+  const AutocastScope scope(at::kBFloat16, OpPolicy::standard(), kAnyMachine);
   EXPECT_EQ(at::cat({fp8, fp8}).scalar_type(), at::kFloat8_e4m3fn);
 }
 
@@ -105,7 +106,7 @@ TEST(SpecialArguments, RunningStatisticsOfLowTypeAreUpdated) {
     at::manual_seed(3);
     const at::Tensor x = at::rand({64, 4}).to(type) + 1;
     at::Tensor mean = at::zeros(4, type), var = at::ones(4, type);
-    const AutocastScope scope(at::kBFloat16);
+    const AutocastScope scope(at::kBFloat16, OpPolicy::standard(), kAnyMachine);
     at::batch_norm(x, {}, {}, mean, var, /*training=*/true, /*momentum=*/0.5, 1e-5, false);
     // Oracle: FP64. One rounding of the result to `type`, at most 2^-8 of it.
     const at::Tensor x64 = x.to(at::kDouble);

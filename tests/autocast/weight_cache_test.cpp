@@ -5,6 +5,7 @@
 
 #include <thread>
 
+#include "support/any_machine.h"
 #include "support/run_case.h"
 
 namespace halfstep::testing {
@@ -50,7 +51,7 @@ TEST(WeightCache, EveryWayOfChangingAWeightIsSeenAtTheNextUse) {
     }
     for (const OpPolicy& policy : {OpPolicy::standard(), OpPolicy::engine()}) {
       at::Tensor weight = make_weight();
-      const AutocastScope scope(at::kBFloat16, policy);
+      const AutocastScope scope(at::kBFloat16, policy, kAnyMachine);
       EXPECT_EQ(use(weight), kOld);
       change.apply(weight);
       EXPECT_EQ(use(weight), kNew);
@@ -61,7 +62,7 @@ TEST(WeightCache, EveryWayOfChangingAWeightIsSeenAtTheNextUse) {
 // For operations of others that look at the switch themselves.
 TEST(WeightCache, EnginesCacheIsOffInsideTheScopeAndBackAfterwards) {
   {
-    const AutocastScope scope(at::kBFloat16);
+    const AutocastScope scope(at::kBFloat16, OpPolicy::standard(), kAnyMachine);
     EXPECT_FALSE(at::autocast::is_autocast_cache_enabled());
   }
   EXPECT_TRUE(at::autocast::is_autocast_cache_enabled());
@@ -76,9 +77,9 @@ TEST(WeightCache, NestedRegionOfAnotherTypeCastsAnew) {
     EXPECT_THROW(at::linear(x, weight), c10::Error) << "stock autocast no longer mixes up the types";
   }
   for (const OpPolicy& policy : {OpPolicy::standard(), OpPolicy::engine()}) {
-    const AutocastScope outer(at::kBFloat16, policy);
+    const AutocastScope outer(at::kBFloat16, policy, kAnyMachine);
     EXPECT_EQ(at::linear(x, weight).scalar_type(), at::kBFloat16);
-    const AutocastScope inner(at::kHalf, policy);
+    const AutocastScope inner(at::kHalf, policy, kAnyMachine);
     EXPECT_EQ(at::linear(x, weight).scalar_type(), at::kHalf);
   }
 }
@@ -88,7 +89,7 @@ TEST(WeightCache, WhatABareRegionAroundTheScopeHasCachedIsNotUsed) {
   const BareAutocast bare(at::kBFloat16);
   EXPECT_EQ(use(weight), kOld);
   for (const OpPolicy& policy : {OpPolicy::standard(), OpPolicy::engine()}) {
-    const AutocastScope scope(at::kBFloat16, policy);
+    const AutocastScope scope(at::kBFloat16, policy, kAnyMachine);
     weight.data().fill_(kNew);
     EXPECT_EQ(use(weight), kNew);
   }
@@ -98,7 +99,7 @@ TEST(WeightCache, WhatABareRegionAroundTheScopeHasCachedIsNotUsed) {
 TEST(WeightCache, CacheStaysUnusedOnAThreadThatAScopeWasCarriedTo) {
   for (const OpPolicy& policy : {OpPolicy::standard(), OpPolicy::engine()}) {
     at::Tensor weight = make_weight();
-    const AutocastScope scope(at::kBFloat16, policy);
+    const AutocastScope scope(at::kBFloat16, policy, kAnyMachine);
     const at::ThreadLocalState state;
     float before = 0, after = 0;
     std::thread([&] {

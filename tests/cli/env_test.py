@@ -124,5 +124,19 @@ class Plain(unittest.TestCase):
             self.assertRegex(plain, rf"(?m)^{name} +{row['support']} +{re.escape(row['reason'])}$")
 
 
+class Kernels(unittest.TestCase):
+    def test_the_isa_in_use_is_told_and_can_be_chosen(self):
+        self.assertEqual(ask("env", HALFSTEP_ISA="scalar")["cpu"]["kernels"], "scalar")
+        features = ask("env")["cpu"]["features"]
+        widest = "avx512" if features["AVX-512"] else "avx2" if features["AVX2"] else "scalar"
+        self.assertEqual(ask("env")["cpu"]["kernels"], widest)
+
+    def test_an_unknown_isa_is_refused_with_those_there_are(self):
+        done = run("env", HALFSTEP_ISA="avx1024")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("avx1024", done.stderr)
+        self.assertIn("scalar", done.stderr)
+
+
 if __name__ == "__main__":
     unittest.main()

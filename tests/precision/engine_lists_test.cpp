@@ -84,7 +84,7 @@ TEST(EngineLists, CudaRulesAreThoseOfTheEnginesHeader) {
   for (const OpRow& row : op_table()) {
     if (row.engine_cuda == EngineRule::NotListed) continue;
     ASSERT_TRUE(expected.contains(std::string(row.op))) << row.op;
-    EXPECT_EQ(name(row.engine_cuda), name(expected.at(std::string(row.op)))) << row.op;
+    EXPECT_EQ(to_string(row.engine_cuda), to_string(expected.at(std::string(row.op)))) << row.op;
   }
   EXPECT_EQ(expected.size(), 119u);
 }
