@@ -196,6 +196,15 @@ def overflow_while_unscaling():
     return {"param": repr(p.item())}
 
 
+def sparse_rows_overflow_when_summed():
+    p = parameter([0.0])
+    sgd, scaler = torch.optim.SGD([p], lr=1.0), torch.amp.GradScaler("cpu", init_scale=1.0)
+    scaler.scale(torch.ones(()))
+    p.grad = torch.sparse_coo_tensor([[0, 0]], [3e38, 3e38], (1,))
+    scaler.step(sgd)
+    return {"param": repr(p.item())}
+
+
 def parameter_of_two_optimizers():
     p = parameter([1.0])
     first, second = torch.optim.SGD([p], lr=1.0), torch.optim.SGD([p], lr=1.0)
@@ -228,6 +237,7 @@ DIFFERENCES = [
     fp16_unscaling,
     spoiled_after_unscale,
     overflow_while_unscaling,
+    sparse_rows_overflow_when_summed,
     parameter_of_two_optimizers,
     growth_beyond_the_cap,
 ]

@@ -34,7 +34,7 @@ struct LossScaling {
   int64_t hysteresis = 1;
 
   /// The loss scale never falls below this. FP16 holds magnitudes from 2^-24 to 2^16: a gradient that still
-  /// overflows under a scale of 2^-24 is 2^40 or more, and no loss scale is its remedy.
+  /// overflows under a scale of 2^-24 is about 2^40 or more, and no loss scale is its remedy.
   double floor = 0x1p-24;
 
   /// The loss scale never rises above this. 2^126 is the largest power of two whose inverse is a normal FP32

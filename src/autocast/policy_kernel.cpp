@@ -6,6 +6,7 @@
 #include <halfstep/error.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "autocast/active_policy.h"
@@ -30,14 +31,18 @@ int argument_named(const c10::FunctionSchema& schema, const std::string& name) {
 /// the operation wrote to the copies: this brings the news back.
 class RunningStatistics {
  public:
-  explicit RunningStatistics(const c10::FunctionSchema& schema) {
+  explicit RunningStatistics(const c10::FunctionSchema& schema)
+      : updating_index_(
+            std::max(argument_named(schema, "training"), argument_named(schema, "use_input_stats"))) {
     for (const char* name : {"running_mean", "running_var"}) {
       if (const int index = argument_named(schema, name); index != kNone) indices_.push_back(index);
     }
   }
 
+  /// Those that this call will update: none in evaluation, where threads may share them.
   std::vector<at::Tensor> tensors(Arguments arguments) const {
     std::vector<at::Tensor> found;
+    if (indices_.empty() || !arguments[updating_index_].toBool()) return found;
     for (const int index : indices_) {
       found.push_back(arguments[index].isTensor() ? arguments[index].toTensor() : at::Tensor());
     }
@@ -52,6 +57,7 @@ class RunningStatistics {
   }
 
  private:
+  int updating_index_;
   std::vector<int> indices_;
 };
 
@@ -121,19 +127,10 @@ class PolicyKernel final : public c10::OperatorKernel {
   }
 
   void run_fp32(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
-    const FloatingArguments floats = floating_arguments(arguments(stack), device_);
-    if (dtype_index_ == kNone) {
-      refuse_unscaled(op, floats, at::kFloat);
-      return run_cast(op, keys, stack, at::kFloat);
-    }
-    // The operation converts while it reads, which spares a copy of the input.
-    c10::IValue& dtype = arguments(stack)[dtype_index_];
-    if (dtype.isNone()) {
-      refuse_unscaled(op, floats, at::kFloat);
-      if (floats.widest && !floats.any_fp64) dtype = at::kFloat;
-    }
-    const c10::impl::ExcludeDispatchKeyGuard no_autocast(autocast_key(device_));
-    op.redispatchBoxed(keys & keys_below_, stack);
+    const bool caller_chose = dtype_index_ != kNone && !arguments(stack)[dtype_index_].isNone();
+    if (caller_chose) return op.redispatchBoxed(keys & keys_below_, stack);
+    refuse_unscaled(op, floating_arguments(arguments(stack), device_), at::kFloat);
+    run_cast(op, keys, stack, at::kFloat);
   }
 
   void run_promoted(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {

@@ -10,15 +10,22 @@ namespace {
 
 constexpr std::string_view kProduct =
     "Sums of products, where the time goes: kernels take low inputs and accumulate in FP32.";
-constexpr std::string_view kTensordot =
-    "A matrix product under another name; stock CUDA promotes, so its FP32 weights would run at FP32 speed.";
-constexpr std::string_view kVecdot =
-    "Batched dot products: as the matrix products, accumulated in FP32 inside.";
+constexpr std::string_view kContraction =
+    "Its matrix products have rows of their own; an outer product alone, as of positions and frequencies, "
+    "would turn 257 into 256 in BF16.";
+constexpr std::string_view kOuter =
+    "An outer product sums nothing: low inputs would lose digits (257 is 256 in BF16) for no gain.";
 constexpr std::string_view kConvolution =
     "Sums of products over a window: kernels take low inputs and accumulate in FP32.";
 constexpr std::string_view kAttention =
     "Its two matrix products are low; the fused kernels compute the softmax between them in FP32.";
-constexpr std::string_view kRecurrent = "The gate products take the time: as the matrix products.";
+constexpr std::string_view kCell =
+    "Its gate products are low by their own row; its state is a running sum, and a BF16 sum of ones stops at "
+    "256.";
+constexpr std::string_view kFusedCell =
+    "Given gates and state by a cell: the widest decides, so the state keeps its digits.";
+constexpr std::string_view kRecurrentLayer =
+    "Carries the state through the whole sequence: the widest decides. LibTorch has no FP16 kernel for it.";
 constexpr std::string_view kPrelu =
     "One multiplication an element, as exact as its input; low in both engine lists.";
 constexpr std::string_view kNormalisation =
@@ -36,9 +43,12 @@ constexpr std::string_view kBce =
     "one.";
 constexpr std::string_view kSteep =
     "Magnifies a rounding of its input, or leaves FP16's range, where its slope or its value is large.";
+constexpr std::string_view kSteepToo =
+    "Steep as exp and log are: kept with them, though in neither engine list.";
 constexpr std::string_view kReduction =
     "Many terms into one: a low result runs out of digits (BF16 counts to 256) or of range (FP16 ends at "
     "65504).";
+constexpr std::string_view kNansum = "A sum that skips NaN: kept with sum, though in neither engine list.";
 constexpr std::string_view kMean = "A sum with a division: kept with sum, though in neither engine list.";
 constexpr std::string_view kVariance =
     "A long sum of squares of small differences: kept with the norms, though in neither engine list.";
@@ -61,6 +71,11 @@ constexpr std::string_view kDot = "One long sum of products: the widest operand 
 constexpr std::string_view kJoin = "Joins tensors of one type: the widest decides, none is narrowed.";
 constexpr std::string_view kWrite =
     "Writes one tensor into another, which throws when types differ: the widest decides, none is narrowed.";
+constexpr std::string_view kWriteToo =
+    "Writes one tensor into another: as index_copy, though in neither engine list.";
+constexpr std::string_view kPromoteToo =
+    "Mixes two tensors, and throws when their types differ: the widest decides, though in neither engine "
+    "list.";
 constexpr std::string_view kComplex =
     "Yields complex numbers, whose low-precision kernels are missing on CPU.";
 constexpr std::string_view kFactorisation =
@@ -75,18 +90,18 @@ constexpr OpRow kTable[] = {
     {"addmm", OpRule::Low, kProduct, EngineRule::Low, EngineRule::Low},
     {"_addmm_activation", OpRule::Low, kProduct, EngineRule::Low, EngineRule::NotListed},
     {"addmv", OpRule::Low, kProduct, EngineRule::NotListed, EngineRule::Low},
-    {"addr", OpRule::Low, kProduct, EngineRule::NotListed, EngineRule::Low},
+    {"addr", OpRule::Promote, kOuter, EngineRule::NotListed, EngineRule::Low},
     {"baddbmm", OpRule::Low, kProduct, EngineRule::Low, EngineRule::Low},
     {"bmm", OpRule::Low, kProduct, EngineRule::Low, EngineRule::Low},
     {"chain_matmul", OpRule::Low, kProduct, EngineRule::NotListed, EngineRule::Low},
-    {"einsum", OpRule::Low, kProduct, EngineRule::NotListed, EngineRule::Low},
+    {"einsum", OpRule::AsIs, kContraction, EngineRule::NotListed, EngineRule::Low},
     {"linalg_multi_dot", OpRule::Low, kProduct, EngineRule::NotListed, EngineRule::Low},
-    {"linalg_vecdot", OpRule::Low, kVecdot, EngineRule::Low, EngineRule::Low},
+    {"linalg_vecdot", OpRule::Promote, kDot, EngineRule::Low, EngineRule::Low},
     {"linear", OpRule::Low, kProduct, EngineRule::Low, EngineRule::Low},
     {"matmul", OpRule::Low, kProduct, EngineRule::Low, EngineRule::Low},
     {"mm", OpRule::Low, kProduct, EngineRule::Low, EngineRule::Low},
     {"mv", OpRule::Low, kProduct, EngineRule::NotListed, EngineRule::Low},
-    {"tensordot", OpRule::Low, kTensordot, EngineRule::NotListed, EngineRule::Promote},
+    {"tensordot", OpRule::AsIs, kContraction, EngineRule::NotListed, EngineRule::Promote},
     // Convolutions
     {"conv1d", OpRule::Low, kConvolution, EngineRule::Low, EngineRule::Low},
     {"conv1d.padding", OpRule::Low, kConvolution, EngineRule::Low, EngineRule::NotListed},
@@ -108,13 +123,13 @@ constexpr OpRow kTable[] = {
     {"scaled_dot_product_attention", OpRule::Low, kAttention, EngineRule::Low, EngineRule::Low},
     {"_scaled_dot_product_flash_attention", OpRule::Low, kAttention, EngineRule::NotListed, EngineRule::Low},
     // Recurrent cells
-    {"gru_cell", OpRule::Low, kRecurrent, EngineRule::NotListed, EngineRule::Low},
-    {"lstm_cell", OpRule::Low, kRecurrent, EngineRule::NotListed, EngineRule::Low},
-    {"mkldnn_rnn_layer", OpRule::Low, kRecurrent, EngineRule::Low, EngineRule::NotListed},
-    {"rnn_relu_cell", OpRule::Low, kRecurrent, EngineRule::NotListed, EngineRule::Low},
-    {"rnn_tanh_cell", OpRule::Low, kRecurrent, EngineRule::NotListed, EngineRule::Low},
-    {"_thnn_fused_gru_cell", OpRule::Low, kRecurrent, EngineRule::NotListed, EngineRule::Low},
-    {"_thnn_fused_lstm_cell", OpRule::Low, kRecurrent, EngineRule::NotListed, EngineRule::Low},
+    {"gru_cell", OpRule::AsIs, kCell, EngineRule::NotListed, EngineRule::Low},
+    {"lstm_cell", OpRule::AsIs, kCell, EngineRule::NotListed, EngineRule::Low},
+    {"mkldnn_rnn_layer", OpRule::Promote, kRecurrentLayer, EngineRule::Low, EngineRule::NotListed},
+    {"rnn_relu_cell", OpRule::AsIs, kCell, EngineRule::NotListed, EngineRule::Low},
+    {"rnn_tanh_cell", OpRule::AsIs, kCell, EngineRule::NotListed, EngineRule::Low},
+    {"_thnn_fused_gru_cell", OpRule::Promote, kFusedCell, EngineRule::NotListed, EngineRule::Low},
+    {"_thnn_fused_lstm_cell", OpRule::Promote, kFusedCell, EngineRule::NotListed, EngineRule::Low},
     // Activations with a weight
     {"prelu", OpRule::Low, kPrelu, EngineRule::Low, EngineRule::Low},
     // Normalisation
@@ -157,11 +172,15 @@ constexpr OpRow kTable[] = {
     {"cosh", OpRule::Fp32, kSteep, EngineRule::NotListed, EngineRule::Fp32},
     {"erfinv", OpRule::Fp32, kSteep, EngineRule::NotListed, EngineRule::Fp32},
     {"exp", OpRule::Fp32, kSteep, EngineRule::NotListed, EngineRule::Fp32},
+    {"exp2", OpRule::Fp32, kSteepToo, EngineRule::NotListed, EngineRule::NotListed},
     {"expm1", OpRule::Fp32, kSteep, EngineRule::NotListed, EngineRule::Fp32},
     {"log", OpRule::Fp32, kSteep, EngineRule::NotListed, EngineRule::Fp32},
     {"log10", OpRule::Fp32, kSteep, EngineRule::NotListed, EngineRule::Fp32},
     {"log1p", OpRule::Fp32, kSteep, EngineRule::NotListed, EngineRule::Fp32},
     {"log2", OpRule::Fp32, kSteep, EngineRule::NotListed, EngineRule::Fp32},
+    {"log_sigmoid", OpRule::Fp32, kSteepToo, EngineRule::NotListed, EngineRule::NotListed},
+    {"logaddexp", OpRule::Fp32, kSteepToo, EngineRule::NotListed, EngineRule::NotListed},
+    {"logaddexp2", OpRule::Fp32, kSteepToo, EngineRule::NotListed, EngineRule::NotListed},
     {"pow.Scalar", OpRule::Fp32, kSteep, EngineRule::NotListed, EngineRule::Fp32},
     {"pow.Tensor_Scalar", OpRule::Fp32, kSteep, EngineRule::NotListed, EngineRule::Fp32},
     {"pow.Tensor_Tensor", OpRule::Fp32, kSteep, EngineRule::NotListed, EngineRule::Fp32},
@@ -175,13 +194,16 @@ constexpr OpRow kTable[] = {
     {"cumsum", OpRule::Fp32, kReduction, EngineRule::NotListed, EngineRule::Fp32},
     {"mean", OpRule::Fp32, kMean, EngineRule::NotListed, EngineRule::NotListed},
     {"mean.dim", OpRule::Fp32, kMean, EngineRule::NotListed, EngineRule::NotListed},
+    {"nansum", OpRule::Fp32, kNansum, EngineRule::NotListed, EngineRule::NotListed},
     {"prod", OpRule::Fp32, kReduction, EngineRule::Fp32, EngineRule::Fp32},
     {"prod.dim_int", OpRule::Fp32, kReduction, EngineRule::Fp32, EngineRule::Fp32},
     {"std.correction", OpRule::Fp32, kVariance, EngineRule::NotListed, EngineRule::NotListed},
+    {"std_mean.correction", OpRule::Fp32, kVariance, EngineRule::NotListed, EngineRule::NotListed},
     {"sum", OpRule::Fp32, kReduction, EngineRule::NotListed, EngineRule::Fp32},
     {"sum.dim_IntList", OpRule::Fp32, kReduction, EngineRule::NotListed, EngineRule::Fp32},
     {"trace", OpRule::Fp32, kReduction, EngineRule::Fp32, EngineRule::NotListed},
     {"var.correction", OpRule::Fp32, kVariance, EngineRule::NotListed, EngineRule::NotListed},
+    {"var_mean.correction", OpRule::Fp32, kVariance, EngineRule::NotListed, EngineRule::NotListed},
     // Norms and distances
     {"cdist", OpRule::Fp32, kNorm, EngineRule::Fp32, EngineRule::Fp32},
     {"cosine_similarity", OpRule::Fp32, kNorm, EngineRule::NotListed, EngineRule::Fp32},
@@ -242,9 +264,17 @@ constexpr OpRow kTable[] = {
     {"cat", OpRule::Promote, kJoin, EngineRule::Promote, EngineRule::NotListed},
     {"cross", OpRule::Promote, kPromote, EngineRule::NotListed, EngineRule::Promote},
     {"dot", OpRule::Promote, kDot, EngineRule::NotListed, EngineRule::Promote},
+    {"index_add", OpRule::Promote, kWriteToo, EngineRule::NotListed, EngineRule::NotListed},
     {"index_copy", OpRule::Promote, kWrite, EngineRule::Promote, EngineRule::NotListed},
     {"index_put", OpRule::Promote, kWrite, EngineRule::NotListed, EngineRule::Promote},
+    {"index_reduce", OpRule::Promote, kWriteToo, EngineRule::NotListed, EngineRule::NotListed},
+    {"lerp.Scalar", OpRule::Promote, kPromoteToo, EngineRule::NotListed, EngineRule::NotListed},
+    {"lerp.Tensor", OpRule::Promote, kPromoteToo, EngineRule::NotListed, EngineRule::NotListed},
+    {"masked_scatter", OpRule::Promote, kWriteToo, EngineRule::NotListed, EngineRule::NotListed},
+    {"scatter.reduce", OpRule::Promote, kWriteToo, EngineRule::NotListed, EngineRule::NotListed},
+    {"scatter.src", OpRule::Promote, kWriteToo, EngineRule::NotListed, EngineRule::NotListed},
     {"scatter_add", OpRule::Promote, kWrite, EngineRule::NotListed, EngineRule::Promote},
+    {"scatter_reduce.two", OpRule::Promote, kWriteToo, EngineRule::NotListed, EngineRule::NotListed},
     {"stack", OpRule::Promote, kJoin, EngineRule::Promote, EngineRule::NotListed},
     {"vdot", OpRule::Promote, kDot, EngineRule::NotListed, EngineRule::Promote},
     // Fourier transforms and complex numbers

@@ -8,14 +8,17 @@
 #include <ATen/ops/zeros.h>
 #include <halfstep/scaling.h>
 
+#include <unordered_set>
+
 namespace halfstep {
 
 at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& params, double max_norm) {
   HALFSTEP_CHECK(max_norm > 0, "clip_grad_norm_: max_norm is ", max_norm, ", expected a positive number.");
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> grads, norms;
+  std::unordered_set<const c10::TensorImpl*> seen;  // Module::parameters() lists a tied weight once a name
   for (const auto& param : params) {
-    if (!param.grad().defined()) continue;
+    if (!param.grad().defined() || !seen.insert(param.unsafeGetTensorImpl()).second) continue;
     // A sparse gradient's norm is that of its sums, so duplicate rows are added first.
     if (param.grad().is_sparse()) param.mutable_grad() = param.grad().coalesce();
     grads.push_back(param.grad().is_sparse() ? param.grad()._values() : param.grad());

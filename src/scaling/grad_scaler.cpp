@@ -26,7 +26,7 @@ struct GradScaler::Impl : scaling::ScalerState {
 
   // Since the last update:
   std::map<torch::optim::Optimizer*, Round> rounds;
-  scaling::GradSet unscaled_grads;
+  scaling::UnscaledGrads unscaled_grads;
   std::string skipped_parameter;  // empty while every step went well
 
   bool found_non_finite(torch::optim::Optimizer& optimizer, const Round& round) {
@@ -83,14 +83,17 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   const at::NoGradGuard no_grad;
   scaling::make_unscalable_(optimizer, impl_->names);
 
-  // Each gradient once, though two parameters may share it; one that another optimizer has too was un-scaled
-  // with that one's.
+  // One that another optimizer has too was un-scaled with that one's.
+  const auto grads = scaling::grads_of(optimizer);
   std::vector<at::Tensor> scaled, unscaled_before;
-  scaling::GradSet seen;
-  for (const auto& grad : scaling::grads_of(optimizer)) {
-    if (seen.contains(grad.tensor)) continue;
-    seen.insert(grad.tensor);
-    (impl_->unscaled_grads.contains(grad.tensor) ? unscaled_before : scaled).push_back(grad.values);
+  for (const auto& grad : grads) {
+    const bool before = impl_->unscaled_grads.contains(grad.tensor);
+    HALFSTEP_CHECK(
+        !before || !impl_->unscaled_grads.has_changed(grad.tensor), "GradScaler: the gradient of ",
+        grad.parameter_name(impl_->names),
+        " was un-scaled with another optimizer's and written to since, so it may or may not "
+        "carry the loss scale. Call update() between the two optimizers, or give each its own parameters.");
+    (before ? unscaled_before : scaled).push_back(grad.values);
   }
 
   const double inv_loss_scale =
@@ -99,8 +102,9 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   // The engine looks before it multiplies, and a multiplier above 1 can make an Inf of a finite number.
   if (inv_loss_scale > 1.0) scaling::multiply_and_check_(scaled, 1.0, round.flags);
   scaling::multiply_and_check_(unscaled_before, 1.0, round.flags);
-  impl_->unscaled_grads.merge(std::move(seen));
-  round.unscaled = true;
+  scaling::multiply_and_check_(scaling::summed_rows(grads), 1.0, round.flags);
+  for (const auto& grad : grads) impl_->unscaled_grads.insert(grad.tensor);
+  round.unscaled = !grads.empty();  // with nothing to un-scale yet, a later call may still find something
 }
 
 StepReport GradScaler::step(torch::optim::Optimizer& optimizer) {
@@ -113,8 +117,10 @@ StepReport GradScaler::step(torch::optim::Optimizer& optimizer) {
     // Clipping or the caller's own code has had the gradients since unscale_ looked at them.
     const at::NoGradGuard no_grad;
     std::vector<at::Tensor> values;
-    for (const auto& grad : scaling::grads_of(optimizer)) values.push_back(grad.values);
+    const auto grads = scaling::grads_of(optimizer);
+    for (const auto& grad : grads) values.push_back(grad.values);
     scaling::multiply_and_check_(values, 1.0, round.flags);
+    for (const auto& grad : grads) impl_->unscaled_grads.insert(grad.tensor);
   }
 
   StepReport report{.outcome = StepOutcome::Stepped, .loss_scale = impl_->state.loss_scale, .parameter = {}};

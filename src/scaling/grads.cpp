@@ -9,6 +9,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <algorithm>
+#include <unordered_set>
 
 namespace halfstep::scaling {
 namespace {
@@ -57,16 +58,36 @@ bool NonFiniteFlags::any_set() const {
                      [](const at::Tensor& flag) { return flag.item<float>() != 0; });
 }
 
-void GradSet::insert(const at::Tensor& grad) {
-  held_.emplace(grad.unsafeGetTensorImpl(), c10::weak_intrusive_ptr<c10::TensorImpl>(grad.getIntrusivePtr()));
+bool UnscaledGrads::has_changed(const at::Tensor& grad) const {
+  return held_.at(grad.unsafeGetTensorImpl()).version != grad._version();
+}
+
+void UnscaledGrads::insert(const at::Tensor& grad) {
+  c10::weak_intrusive_ptr<c10::TensorImpl> held(grad.getIntrusivePtr());
+  held_.insert_or_assign(grad.unsafeGetTensorImpl(), Held{std::move(held), grad._version()});
+}
+
+std::string Grad::parameter_name(const ParameterNames& names) const {
+  return name_of(parameter, group, index, names);
 }
 
 std::vector<Grad> grads_of(torch::optim::Optimizer& optimizer) {
   std::vector<Grad> grads;
-  for_each_grad(optimizer, [&](at::Tensor& parameter, size_t, size_t) {
-    grads.push_back({parameter.grad(), values_of(parameter.grad())});
+  std::unordered_set<const c10::TensorImpl*> seen;
+  for_each_grad(optimizer, [&](at::Tensor& parameter, size_t group, size_t index) {
+    const at::Tensor& grad = parameter.grad();
+    if (seen.insert(grad.unsafeGetTensorImpl()).second)
+      grads.push_back({grad, values_of(grad), parameter, group, index});
   });
   return grads;
+}
+
+std::vector<at::Tensor> summed_rows(const std::vector<Grad>& grads) {
+  std::vector<at::Tensor> sums;
+  for (const auto& grad : grads)
+    if (grad.tensor.is_sparse() && !grad.tensor.is_coalesced())
+      sums.push_back(grad.tensor.coalesce()._values());
+  return sums;
 }
 
 void make_unscalable_(torch::optim::Optimizer& optimizer, const ParameterNames& names) {
@@ -75,6 +96,9 @@ void make_unscalable_(torch::optim::Optimizer& optimizer, const ParameterNames& 
     HALFSTEP_CHECK(can_be_unscaled(grad.scalar_type()), "GradScaler: the gradient of ",
                    name_of(parameter, group, index, names), " is ", grad.scalar_type(),
                    "; only Float, Double, Half and BFloat16 gradients can be un-scaled.");
+    HALFSTEP_CHECK(grad.layout() == at::kStrided || grad.layout() == at::kSparse,
+                   "GradScaler: the gradient of ", name_of(parameter, group, index, names), " has layout ",
+                   grad.layout(), "; only dense and sparse COO gradients can be un-scaled.");
     if (grad.scalar_type() == at::kHalf)
       grad = in_fp32(grad);
     else if (!grad.is_sparse() && !grad.is_non_overlapping_and_dense())
@@ -99,12 +123,11 @@ void multiply_and_check_(const std::vector<at::Tensor>& values, double multiplie
 }
 
 std::string first_non_finite(torch::optim::Optimizer& optimizer, const ParameterNames& names) {
-  std::string first;
-  for_each_grad(optimizer, [&](at::Tensor& parameter, size_t group, size_t index) {
-    if (first.empty() && !at::isfinite(values_of(parameter.grad())).all().item<bool>())
-      first = name_of(parameter, group, index, names);
-  });
-  return first;
+  for (const auto& grad : grads_of(optimizer)) {
+    const at::Tensor values = grad.tensor.is_sparse() ? grad.tensor.coalesce()._values() : grad.values;
+    if (!at::isfinite(values).all().item<bool>()) return grad.parameter_name(names);
+  }
+  return "";
 }
 
 }  // namespace halfstep::scaling

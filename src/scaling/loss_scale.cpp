@@ -28,6 +28,8 @@ void LossScaling::check() const {
   HALFSTEP_CHECK(floor <= cap && cap <= kLargestCap, "LossScaling: cap is ", cap,
                  ", expected a number from the floor, ", floor,
                  ", to 2^126; above that the inverse of the scale leaves FP32's normal range.");
+  HALFSTEP_CHECK(fp32_within(floor, *this) <= cap, "LossScaling: between floor and cap, both about ", cap,
+                 ", there is no number that FP32 holds; for a fixed scale choose a power of two.");
   HALFSTEP_CHECK(floor <= initial && initial <= cap, "LossScaling: initial is ", initial,
                  ", expected a number from ", floor, " (floor) to ", cap, " (cap); the default is 65536.");
   HALFSTEP_CHECK(1.0 < growth_factor && growth_factor <= kLargestCap, "LossScaling: growth_factor is ",

@@ -19,8 +19,8 @@ Outcome run_in_scope(const OpCase& op_case, const Types& types, at::ScalarType l
 }
 
 /// The table's meaning, written down a second time. AsIs rows are given tensors of one type.
-at::ScalarType expected_type(OpRule rule, const Types& given, at::ScalarType low) {
-  if (rule == OpRule::Low) return low;
+at::ScalarType expected_type(OpRule rule, bool ends_in_product, const Types& given, at::ScalarType low) {
+  if (rule == OpRule::Low || (rule == OpRule::AsIs && ends_in_product)) return low;
   if (rule == OpRule::Fp32) return at::kFloat;
   const bool all_low = std::all_of(given.begin(), given.end(), [low](auto type) { return type == low; });
   return all_low ? low : at::kFloat;
@@ -34,12 +34,12 @@ TEST_P(PolicyTypes, OutputsAndGradientsHaveTheTypesOfTheTable) {
   const at::ScalarType low = GetParam(), other_low = low == at::kHalf ? at::kBFloat16 : at::kHalf;
   const OpPolicy policy = OpPolicy::standard();
   for (const OpCase& op_case : op_cases()) {
-    if (low == at::kHalf && !op_case.has_fp16_kernel) continue;
     const OpRule rule = policy.rule(op_case.op);
     std::vector<Types> inputs = {{at::kFloat}, {low}};
     if (rule != OpRule::AsIs)
       inputs.insert(inputs.end(), {{low, at::kFloat}, {at::kFloat, low}, {low, other_low}});
     for (const Types& given : inputs) {
+      if (given == Types{at::kHalf} && !op_case.has_fp16_kernel) continue;
       SCOPED_TRACE(::testing::Message() << op_case.op << " of " << ::testing::PrintToString(given));
       const Outcome outcome = run_in_scope(op_case, given, low, policy);
       EXPECT_EQ(outcome.error, "");
@@ -47,7 +47,7 @@ TEST_P(PolicyTypes, OutputsAndGradientsHaveTheTypesOfTheTable) {
       if (!c10::isIntegralType(outcome.output.scalar_type(), /*includeBool=*/true)) {
         Types seen;  // a call with one tensor is dealt only the first type
         for (const at::Tensor& leaf : outcome.leaves) seen.push_back(leaf.scalar_type());
-        EXPECT_EQ(outcome.output_type(), expected_type(rule, seen, low));
+        EXPECT_EQ(outcome.output_type(), expected_type(rule, op_case.ends_in_product, seen, low));
       }
       for (const at::Tensor& leaf : outcome.leaves) {
         if (!op_case.differentiable) continue;
@@ -74,6 +74,44 @@ TEST_P(PolicyTypes, ChangedRowIsObeyed) {
   EXPECT_EQ(at::exp(x_low).scalar_type(), low);
   EXPECT_EQ(at::log(x_low).scalar_type(), low);
   EXPECT_EQ(at::log(x).scalar_type(), at::kFloat);
+}
+
+// What a BF16 input would lose: 257 is 256 there, and a sum of ones ends at 256.
+TEST(PolicyTypes, StandardKeepsPositionsAndRunningSums) {
+  const AutocastScope scope(at::kBFloat16, OpPolicy::standard(), kAnyMachine);
+  const at::Tensor positions = at::arange(255, 260).to(at::kFloat), ones = at::ones({1});
+  EXPECT_TRUE(at::equal(at::einsum("i,j->ij", {positions, ones}), positions.unsqueeze(1)));
+  EXPECT_TRUE(at::equal(at::addr(at::zeros({5, 1}), positions, ones), positions.unsqueeze(1)));
+
+  // Gates wide open, so that each step adds 1 to the cell state.
+  const at::Tensor x = at::zeros({1, 1}), zeros = at::zeros({4, 1}), open = at::full({4}, 100.0);
+  at::Tensor h = at::zeros({1, 1}), c = at::zeros({1, 1});
+  for (int step = 0; step < 512; ++step)
+    std::tie(h, c) = at::lstm_cell(x, {h, c}, zeros, zeros, open, at::zeros({4}));
+  EXPECT_EQ(c.item<float>(), 512);
+}
+
+TEST(PolicyTypes, StandardMixesOutputsOfLowAndFp32Operations) {
+  const AutocastScope scope(at::kBFloat16, OpPolicy::standard(), kAnyMachine);
+  const at::Tensor low = at::linear(at::rand({3, 4}), at::rand({4, 4})), wide = at::layer_norm(low, {4});
+  ASSERT_EQ(low.scalar_type(), at::kBFloat16);
+  ASSERT_EQ(wide.scalar_type(), at::kFloat);
+  EXPECT_EQ(at::lerp(low, wide, 0.1).scalar_type(), at::kFloat);
+  EXPECT_EQ(at::index_add(wide, 0, at::arange(3), low).scalar_type(), at::kFloat);
+  EXPECT_EQ(at::linalg_norm(low, 2).scalar_type(), at::kFloat);
+}
+
+TEST(PolicyTypes, AnLstmTrainsInFp16) {
+  torch::nn::LSTM model(4, 8);
+  const auto x = at::rand({5, 2, 4});
+  at::Tensor loss;
+  {
+    const AutocastScope scope(at::kHalf);
+    loss = std::get<0>(model->forward(x)).sum();
+  }
+  loss.backward();
+  for (const auto& parameter : model->parameters())
+    EXPECT_TRUE(parameter.grad().isfinite().all().item<bool>());
 }
 
 TEST(PolicyTypes, AsIsRowLetsInnerOperationsFollowTheirOwnRows) {

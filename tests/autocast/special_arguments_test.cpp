@@ -113,6 +113,10 @@ TEST(SpecialArguments, RunningStatisticsOfLowTypeAreUpdated) {
     EXPECT_TRUE(at::allclose(mean.to(at::kDouble), 0.5 * x64.mean(0), 0x1p-8, 0)) << type;
     EXPECT_TRUE(at::allclose(var.to(at::kDouble), 0.5 + 0.5 * x64.var(0), 0x1p-8, 0)) << type;
     EXPECT_EQ(mean.scalar_type(), type);
+
+    const auto version = mean._version();
+    at::batch_norm(x, {}, {}, mean, var, /*training=*/false, /*momentum=*/0.5, 1e-5, false);
+    EXPECT_EQ(mean._version(), version) << "evaluation must not write: threads may share the model";
   }
 }
 

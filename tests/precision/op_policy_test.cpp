@@ -22,8 +22,8 @@ TEST(OpTable, NamesAreUniqueAndEveryReasonIsASentence) {
 // What mixed-precision training asks for, as users state it, rather than as the table lists it.
 TEST(OpPolicy, StandardRunsProductsLowAndSensitiveOpsInFp32) {
   const OpPolicy policy = OpPolicy::standard();
-  for (const char* op : {"mm", "bmm", "matmul", "linear", "conv1d", "conv2d", "conv3d", "einsum",
-                         "scaled_dot_product_attention"}) {
+  for (const char* op :
+       {"mm", "bmm", "matmul", "linear", "conv1d", "conv2d", "conv3d", "scaled_dot_product_attention"}) {
     EXPECT_EQ(policy.rule(op), OpRule::Low) << op;
   }
   for (const char* op : {"layer_norm", "batch_norm", "group_norm", "rms_norm", "instance_norm", "softmax.int",

@@ -61,6 +61,12 @@ TEST(ClipGradNorm, SparseDuplicatesAreSummedBeforeTheNorm) {
   EXPECT_EQ(clip_grad_norm_({p}, 1.0).item<double>(), 4.0);
 }
 
+TEST(ClipGradNorm, ATiedParameterCountsOnce) {
+  auto p = with_grad(torch::tensor({4.0f}));
+  EXPECT_EQ(clip_grad_norm_({p, p}, 1.0).item<double>(), 4.0);
+  EXPECT_NEAR(p.grad().item<float>(), 1.0, 1e-6);  // 1e-6: what clipping adds to the norm
+}
+
 TEST(ClipGradNorm, NoGradientsGiveZeroAndABadLimitIsRefused) {
   EXPECT_EQ(clip_grad_norm_({torch::zeros({2}).requires_grad_()}, 1.0).item<double>(), 0.0);
   EXPECT_THROW(clip_grad_norm_({}, 0.0), Error);

@@ -107,6 +107,14 @@ std::string overflow_while_unscaling() {
   return (stepped ? "stepped, " : "skipped, ") + bench.param_text();
 }
 
+std::string sparse_rows_overflow_when_summed() {
+  Bench bench({.initial = 1}, {0.0});
+  bench.param.mutable_grad() =
+      torch::sparse_coo_tensor(torch::tensor({{0, 0}}), torch::full({2}, 3e38f), {1});
+  const bool stepped = bench.scaler.step(bench.sgd).stepped();
+  return (stepped ? "stepped, " : "skipped, ") + bench.param_text();
+}
+
 std::string parameter_of_two_optimizers() {
   Bench bench;
   torch::optim::SGD second(std::vector<torch::Tensor>{bench.param}, torch::optim::SGDOptions(1.0));
@@ -149,6 +157,8 @@ std::vector<Difference> run_differences() {
        R"({"param":"-inf"})", "skipped, param 1", spoiled_after_unscale()},
       {"overflow_while_unscaling", "a finite gradient that overflows when divided by a scale of 2^-20",
        R"({"param":"-inf"})", "skipped, param 1", overflow_while_unscaling()},
+      {"sparse_rows_overflow_when_summed", "a sparse gradient with one row twice, 3e38 each",
+       R"({"param":"-inf"})", "skipped, param 0", sparse_rows_overflow_when_summed()},
       {"parameter_of_two_optimizers",
        "one parameter in two optimizers, true gradient 0.25 (right: 1 - 0.25 - 0.25)",
        R"({"param":0.7499961853027344})", "param 0.5", parameter_of_two_optimizers()},

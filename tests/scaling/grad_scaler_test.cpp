@@ -223,6 +223,30 @@ TEST(GradScaler, AGradientMadeWhereAnotherWasFreedIsUnscaledToo) {
   }
 }
 
+// Written to between two un-scalings, a shared gradient may or may not carry the loss scale: nobody can tell.
+TEST(GradScaler, ASharedGradientThatWasRewrittenBetweenTwoOptimizersIsRefusedByName) {
+  auto p = parameter({1});
+  auto first = sgd({p}), second = sgd({p});
+  set_grad(p, {0x1p14});
+  GradScaler scaler;
+  EXPECT_TRUE(scaler.step(first).stepped());
+  first.zero_grad(/*set_to_none=*/false);
+  p.mutable_grad().add_(0x1p14);
+  EXPECT_NE(testing::error_of([&] { (void)scaler.step(second); }).find("parameter 0 (group 0, shape [1])"),
+            std::string::npos);
+  EXPECT_EQ(p.item<float>(), 0.75) << "not stepped";
+}
+
+TEST(GradScaler, UnscalingBeforeThereAreGradientsDoesNotHideThemFromTheStep) {
+  auto p = parameter({1});
+  auto optimizer = sgd({p});
+  GradScaler scaler;
+  scaler.unscale_(optimizer);
+  set_grad(p, {0x1p14});
+  EXPECT_TRUE(scaler.step(optimizer).stepped());
+  EXPECT_EQ(p.item<float>(), 0.75);
+}
+
 TEST(GradScaler, GradientsSpoiledAfterUnscaleAreFoundAtTheStep) {
   auto p = parameter({1});
   auto optimizer = sgd({p});
@@ -304,6 +328,15 @@ TEST(GradScaler, SparseGradientsAreUnscaledAndChecked) {
   }
 }
 
+TEST(GradScaler, SparseRowsThatOverflowWhenSummedAreFoundAndNamed) {
+  auto p = torch::zeros({4}).requires_grad_();
+  p.mutable_grad() = torch::sparse_coo_tensor(torch::tensor({{1, 1}}), torch::tensor({3e38f, 3e38f}), {4});
+  auto optimizer = sgd({p});
+  GradScaler scaler({.initial = 1});
+  EXPECT_EQ(scaler.step(optimizer).parameter, "parameter 0 (group 0, shape [4])");
+  EXPECT_TRUE(torch::equal(p, torch::zeros({4})));
+}
+
 TEST(GradScaler, ExpandedAndStridedGradientsGiveTheContiguousResult) {
   auto expanded = torch::zeros({3}).requires_grad_(), strided = torch::zeros({3}).requires_grad_();
   expanded.mutable_grad() = torch::full({1}, 0x1p16f).expand({3});
@@ -321,6 +354,11 @@ TEST(GradScaler, TypesThatCannotBeUnscaledAreRefusedByName) {
   auto optimizer = sgd({p});
   GradScaler scaler;
   EXPECT_NE(testing::error_of([&] { scaler.unscale_(optimizer); }).find("Float8_e4m3fn"), std::string::npos);
+
+  auto q = torch::zeros({2, 2}).requires_grad_();
+  q.mutable_grad() = torch::eye(2).to_sparse_csr();
+  auto other = sgd({q});
+  EXPECT_NE(testing::error_of([&] { scaler.unscale_(other); }).find("SparseCsr"), std::string::npos);
 }
 
 TEST(GradScaler, SettingTheScaleByHandIsBoundedAsWell) {

@@ -108,6 +108,7 @@ TEST(LossScale, OptionsThatMakeNoSenseAreRefusedByName) {
       {{.floor = 0x1p-127}, "floor"},
       {{.cap = 0x1p127}, "cap"},
       {{.cap = nan}, "cap"},
+      {{.initial = 1e-4, .floor = 1e-4, .cap = 1e-4}, "between floor and cap"},
       {{.max_consecutive_skips = -1}, "max_consecutive_skips"},
   };
   for (const auto& [options, field] : cases) {

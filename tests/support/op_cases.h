@@ -54,7 +54,8 @@ struct OpCase {
   std::string_view op;
   std::function<at::Tensor(Inputs&)> call;  // the output whose type the table speaks of
   bool differentiable = true;
-  bool has_fp16_kernel = true;  // on CPU, for the tensors that the row hands over
+  bool has_fp16_kernel = true;   // on CPU, for FP16 tensors
+  bool ends_in_product = false;  // its output is that of a matrix product inside, which has a row of its own
 };
 
 std::span<const OpCase> op_cases();
