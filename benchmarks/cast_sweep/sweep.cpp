@@ -57,12 +57,50 @@ constexpr auto reference_table(std::integer_sequence<int, f...>) {
 }
 constexpr auto kReference = reference_table(std::make_integer_sequence<int, kSweptCount>{});
 
+/// ml_dtypes rounds to nearest alone. Toward zero is the same code, or the one before where that is beyond
+/// the input; what overflowed stops at max.
+class StepBack {
+ public:
+  explicit StepBack(Format format) : format_(format), values_(std::size_t{1} << (traits(format).bits - 1)) {
+    for (std::uint32_t code = 0; code < values_.size(); ++code)
+      values_[code] = std::bit_cast<std::uint32_t>(decode(code, format));  // ordered as the numbers are
+  }
+
+  void operator()(Range range, void* codes) const {
+    code_bytes(format_) == 1 ? step_back(range, static_cast<std::uint8_t*>(codes))
+                             : step_back(range, static_cast<std::uint16_t*>(codes));
+  }
+
+ private:
+  template <typename C>
+  void step_back(Range range, C* codes) const {
+    const FormatTraits& t = traits(format_);
+    const std::uint32_t sign_bit = 1u << (t.bits - 1);
+    for (std::uint32_t i = 0; i < range.count; ++i) {
+      const std::uint32_t input = range.first + i * range.stride, magnitude = input & ~kFp32Sign;
+      if (magnitude >= kFp32Inf) continue;
+      std::uint32_t code = codes[i] & (sign_bit - 1);
+      const bool overflowed = values_[code] >= kFp32Inf || (!t.has_signed_zero && codes[i] == t.nan_code);
+      if (overflowed)
+        code = t.max_code;
+      else if (values_[code] > magnitude)
+        code -= 1;
+      const bool keeps_sign = (input & kFp32Sign) && (code != 0 || t.has_signed_zero);
+      codes[i] = static_cast<C>(code | (keeps_sign ? sign_bit : 0));
+    }
+  }
+
+  Format format_;
+  std::vector<std::uint32_t> values_;  // FP32 bits of the positive codes
+};
+
 /// One thread's part: its buffers, its Python, its tally.
 class Sweeper {
  public:
   explicit Sweeper(const std::string& python)
       : oracle_(python), tally_(available_kernels().size()), values_(kChunk), got_(kChunkBytes) {
     for (auto& codes : expected_) codes.resize(kChunkBytes);
+    for (const Format format : kSweptFormats) step_back_.emplace_back(format);
     tally_.oracle_versions = oracle_.versions();
   }
 
@@ -108,6 +146,12 @@ class Sweeper {
     const std::size_t bytes = range.count * code_bytes(kSweptFormats[f]);
     oracle_.read(got_.data(), bytes);
     compare_with_oracle(Oracle::MlDtypes, f, kNotSaturating, range);
+    if (is_asked(Oracle::MlDtypes, kSweptFormats[f], kTowardZero)) {
+      const ChunkOfCodes nearest = got_;
+      step_back_[f](range, got_.data());
+      compare_with_oracle(Oracle::MlDtypes, f, kTowardZero, range);
+      got_ = nearest;
+    }
     std::uint8_t clamping_matters = 0;
     oracle_.read(&clamping_matters, 1);
     if (clamping_matters) oracle_.read(got_.data(), bytes);
@@ -160,6 +204,7 @@ class Sweeper {
   std::vector<float> values_;
   ChunkOfCodes got_;
   CodesOfModes expected_;
+  std::vector<StepBack> step_back_;  // one a format
 };
 
 void add_progression(std::vector<Range>& ranges, std::uint64_t first, std::uint32_t stride) {

@@ -34,14 +34,15 @@ inline constexpr int kSaturating = 0, kNotSaturating = 1, kTowardZero = 2;
 
 /// Who else is asked.
 enum class Oracle {
-  MlDtypes,   // all formats, nearest; numpy for FP16, which ml_dtypes leaves to it
+  MlDtypes,   // all formats, nearest, and toward zero by a step back; numpy for FP16, nearest alone
   Processor,  // FP16, not saturating and toward zero: the F16C instruction
 };
 inline constexpr const char* kOracleNames[] = {"ml_dtypes", "processor"};
 inline constexpr int kOracleCount = std::size(kOracleNames);
 
 constexpr bool is_asked(Oracle oracle, Format format, int mode) {
-  return oracle == Oracle::MlDtypes ? mode != kTowardZero : format == Format::FP16 && mode != kSaturating;
+  return oracle == Oracle::MlDtypes ? format != Format::FP16 || mode != kTowardZero
+                                    : format == Format::FP16 && mode != kSaturating;
 }
 
 /// A class of inputs on which an oracle and Halfstep differ, every one of them and no other. docs/formats.md

@@ -114,5 +114,44 @@ TEST(WeightCache, CacheStaysUnusedOnAThreadThatAScopeWasCarriedTo) {
   }
 }
 
+// With a cache, all uses of a weight share one cast, and their gradients are summed in BF16 before they reach
+// it.
+TEST(WeightCache, GradientsOfAWeightThatIsUsedManyTimesAreSummedInFp32) {
+  constexpr int kUses = 64;
+  at::manual_seed(5);
+  const at::Tensor x = at::randn({kUses, 16, 32}), dy = at::randn({kUses, 16, 32}).to(at::kBFloat16);
+  const at::Tensor values = at::randn({32, 32});
+  // The gradient of the uses numbered [first, last), each in BF16.
+  const auto grad_of = [&](int first, int last, auto open_region) {
+    const at::Tensor weight = values.clone().requires_grad_();
+    std::vector<at::Tensor> outputs, output_grads;
+    {
+      const auto region = open_region();
+      for (int use = first; use < last; ++use) {
+        outputs.push_back(at::linear(x[use], weight));
+        output_grads.push_back(dy[use]);
+      }
+    }
+    torch::autograd::backward(outputs, output_grads);
+    return weight.grad().to(at::kDouble);
+  };
+  const auto open_scope = [] {
+    return std::make_unique<AutocastScope>(at::kBFloat16, OpPolicy::standard(), kAnyMachine);
+  };
+  const auto open_bare = [] { return std::make_unique<BareAutocast>(at::kBFloat16); };
+
+  // Oracle: each use alone, summed in FP64. FP32 rounds each of the 63 additions by 2^-24 of the partial sum.
+  at::Tensor sum = at::zeros({32, 32}, at::kDouble), magnitude = at::zeros({32, 32}, at::kDouble);
+  for (int use = 0; use < kUses; ++use) {
+    const at::Tensor alone = grad_of(use, use + 1, open_scope);
+    sum += alone;
+    magnitude += alone.abs();
+  }
+  const at::Tensor bound = kUses * 0x1p-24 * magnitude;
+  EXPECT_TRUE(((grad_of(0, kUses, open_scope) - sum).abs() <= bound).all().item<bool>());
+  EXPECT_FALSE(((grad_of(0, kUses, open_bare) - sum).abs() <= bound).all().item<bool>())
+      << "stock sums in BF16";
+}
+
 }  // namespace
 }  // namespace halfstep::testing

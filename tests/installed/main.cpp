@@ -8,7 +8,7 @@ int main() {
   const halfstep::Machine machine = halfstep::inspect_machine();
   torch::nn::Linear model(8, 1);
   torch::optim::SGD optimizer(model->parameters(), 0.1);
-  halfstep::GradScaler scaler;
+  halfstep::GradScaler scaler({.initial = 1024});
   scaler.name_parameters(*model);
   torch::Tensor loss;
   {
