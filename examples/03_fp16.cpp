@@ -24,7 +24,7 @@ int main() {
       optimizer.zero_grad();
       const auto loss = loss_of(model, train, batch);
       scaler.scale(loss).backward();
-      if (!scaler.step(optimizer).stepped()) std::puts("skipped a step");
+      if (const auto report = scaler.step(optimizer); !report.stepped()) std::puts(report.sentence().c_str());
       scaler.update();
     }
     std::printf("epoch %d: test accuracy %.4f\n", epoch, accuracy(model, test));
