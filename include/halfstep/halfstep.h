@@ -6,6 +6,7 @@
 #include <halfstep/error.h>
 #include <halfstep/formats.h>
 #include <halfstep/machine.h>
+#include <halfstep/memory.h>
 #include <halfstep/precision.h>
 #include <halfstep/scaling.h>
 #include <halfstep/state_dict.h>

@@ -1,0 +1,249 @@
+#include "memory/block_pool.h"
+
+#include <cstdlib>
+#include <new>
+
+namespace halfstep {
+namespace {
+
+constexpr std::size_t kPage = AddressRange::kPageBytes;
+// The range becomes usable in strides: a system call each, and no memory until touched.
+constexpr std::size_t kStride = std::size_t{64} << 20;
+// For small pools, where a share of the peak is less than a hole or two.
+constexpr std::size_t kResidentSlack = std::size_t{32} << 20;
+// The system is asked for its free memory when so much was touched anew: some 50 us against some 20 ms.
+constexpr std::size_t kBytesBetweenLooks = std::size_t{64} << 20;
+
+std::size_t round_up(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+}  // namespace
+
+BlockPool::BlockPool(BlockPoolOptions options)
+    : options_(std::move(options)), range_(options_.reserved_bytes) {}
+
+void* BlockPool::allocate(std::size_t bytes, MemoryClass memory_class) {
+  if (bytes == 0) return nullptr;
+  const bool large = bytes >= kLargeBytes;
+  Block* block = large ? nullptr : allocate_small(bytes);
+
+  const std::lock_guard lock(mutex_);
+  if (large) block = allocate_large(bytes);
+  if (!block) {  // once more, with all that we can spare
+    give_back_bytes(kept_bytes_);
+    block = large ? allocate_large(bytes) : allocate_small(bytes);
+    if (!block) return nullptr;
+  }
+  block->asked_bytes = bytes;
+  block->memory_class = memory_class;
+  ++allocations_;
+  tally_.add(memory_class, bytes);
+  return block->data();
+}
+
+std::size_t BlockPool::deallocate(void* data) {
+  if (!data) return 0;
+  Block* block = Block::of(data);
+  const std::size_t asked_bytes = block->asked_bytes;
+  {
+    const std::lock_guard lock(mutex_);
+    ++deallocations_;
+    tally_.remove(block->memory_class, asked_bytes);
+    if (block->block_bytes != 0) {
+      large_bytes_ -= block->block_bytes;
+      insert_free(merge_with_neighbours(block));
+      if (kept_bytes_ > options_.kept_bytes_limit) give_back_bytes(kept_bytes_ - options_.kept_bytes_limit);
+      return asked_bytes;
+    }
+  }
+  std::free(block);
+  return asked_bytes;
+}
+
+void BlockPool::retag(void* data, MemoryClass memory_class) {
+  if (!data) return;
+  Block* block = Block::of(data);
+  const std::lock_guard lock(mutex_);
+  tally_.move(block->memory_class, memory_class, block->asked_bytes);
+  block->memory_class = memory_class;
+}
+
+void BlockPool::set_limits(std::size_t kept_bytes_limit, double resident_over_peak) {
+  const std::lock_guard lock(mutex_);
+  options_.kept_bytes_limit = kept_bytes_limit;
+  options_.resident_over_peak = resident_over_peak;
+  make_room_for(0);
+}
+
+MemoryReport BlockPool::report() const {
+  const std::lock_guard lock(mutex_);
+  return {.live = tally_.live(),
+          .at_peak = tally_.at_peak(),
+          .class_peaks = tally_.class_peaks(),
+          .live_blocks = allocations_ - deallocations_,
+          .allocations = allocations_,
+          .kept_bytes = kept_bytes_,
+          .given_back_bytes = given_back_bytes_};
+}
+
+void BlockPool::reset_peak() {
+  const std::lock_guard lock(mutex_);
+  tally_.reset_peak();
+}
+
+std::size_t BlockPool::give_back() {
+  const std::lock_guard lock(mutex_);
+  large_bytes_peak_ = large_bytes_;
+  return give_back_bytes(kept_bytes_);
+}
+
+BlockPool::Block* BlockPool::allocate_small(std::size_t bytes) {
+  void* memory = std::aligned_alloc(kAlignment, round_up(bytes + sizeof(Block), kAlignment));
+  return memory ? new (memory) Block : nullptr;
+}
+
+BlockPool::Block* BlockPool::allocate_large(std::size_t bytes) {
+  if (bytes > range_.reserved_bytes()) return nullptr;  // also keeps the sums below from overflowing
+  const std::size_t block_bytes = round_up(bytes + sizeof(Block), kAlignment);
+  Block* block = take_free_block(block_bytes);
+  if (!block) block = extend(block_bytes);
+  if (!block) return nullptr;
+  split(block, block_bytes);
+
+  const std::size_t first = page_of(block->begin()), last = page_of(block->end() - 1) + 1;
+  const std::size_t new_bytes = (last - first - resident_pages_.count(first, last)) * kPage;
+  large_bytes_ += block->block_bytes;
+  large_bytes_peak_ = std::max(large_bytes_peak_, large_bytes_);
+  if (new_bytes > 0) {
+    make_room_for(new_bytes);
+    resident_pages_.set(first, last);
+  }
+  return block;
+}
+
+BlockPool::Block* BlockPool::take_free_block(std::size_t block_bytes) {
+  for (FreeBlocks* blocks : {&kept_, &returned_}) {
+    const auto fit = blocks->lower_bound(block_bytes);
+    if (fit == blocks->end()) continue;
+    Block* block = *fit;
+    remove_free(block);
+    return block;
+  }
+  return nullptr;
+}
+
+/// A free block at the end of the range, in no list, of at least this size.
+BlockPool::Block* BlockPool::extend(std::size_t block_bytes) {
+  const std::size_t at_the_end = last_ && last_->free ? last_->block_bytes : 0;
+  const std::size_t missing = block_bytes - at_the_end;
+  const std::size_t left = range_.reserved_bytes() - range_.usable_bytes();
+  const std::size_t grown = std::min(round_up(missing, kStride), left);
+  std::byte* const end = range_.begin() + range_.usable_bytes();
+  if (grown < missing || !range_.extend(grown)) return nullptr;
+  resident_pages_.grow_to(range_.usable_bytes() / kPage);
+
+  Block* block = new (end) Block{.block_bytes = grown, .before = last_};
+  last_ = block;
+  return merge_with_neighbours(block);
+}
+
+/// Cuts what is beyond `block_bytes` off into a free block, unless no large block would ever fit there.
+void BlockPool::split(Block* block, std::size_t block_bytes) {
+  block->free = false;
+  if (block->block_bytes - block_bytes < kLargeBytes) return;
+  Block* rest = new (block->begin() + block_bytes)
+      Block{.block_bytes = block->block_bytes - block_bytes, .before = block};
+  resident_pages_.set(page_of(rest->begin()), page_of(rest->begin()) + 1);
+  block->block_bytes = block_bytes;
+  if (last_ == block) last_ = rest;
+  if (Block* next = after(rest)) next->before = rest;
+  insert_free(rest);
+}
+
+BlockPool::Block* BlockPool::merge_with_neighbours(Block* block) {
+  const auto absorb = [this](Block* block, Block* next) {
+    block->block_bytes += next->block_bytes;
+    if (last_ == next) last_ = block;
+    if (Block* beyond = after(block)) beyond->before = block;
+  };
+  if (Block* next = after(block); next && next->free) {
+    remove_free(next);
+    absorb(block, next);
+  }
+  if (Block* before = block->before; before && before->free) {
+    remove_free(before);
+    absorb(before, block);
+    block = before;
+  }
+  return block;
+}
+
+void BlockPool::insert_free(Block* block) {
+  block->free = true;
+  block->resident_bytes = resident_pages_.count(first_whole_page(block), page_of(block->end())) * kPage;
+  kept_bytes_ += block->resident_bytes;
+  (2 * block->resident_bytes >= block->block_bytes ? kept_ : returned_).insert(block);
+}
+
+void BlockPool::remove_free(Block* block) {
+  kept_bytes_ -= block->resident_bytes;
+  if (kept_.erase(block) == 0) returned_.erase(block);
+}
+
+BlockPool::Block* BlockPool::after(Block* block) const {
+  return block == last_ ? nullptr : reinterpret_cast<Block*>(block->end());
+}
+
+std::size_t BlockPool::page_of(const std::byte* address) const {
+  return static_cast<std::size_t>(address - range_.begin()) / kPage;
+}
+
+/// The first page of a block that holds nothing but its data.
+std::size_t BlockPool::first_whole_page(Block* block) const {
+  return page_of(static_cast<std::byte*>(block->data()) + kPage - 1);
+}
+
+/// Before so much is touched anew.
+void BlockPool::make_room_for(std::size_t new_bytes) {
+  grown_bytes_ += new_bytes;
+  if (grown_bytes_ >= kBytesBetweenLooks) {
+    grown_bytes_ = 0;
+    if (options_.available_bytes() < options_.pressure_bytes + new_bytes) give_back_bytes(kept_bytes_);
+  }
+  const double most = options_.resident_over_peak * static_cast<double>(large_bytes_peak_) + kResidentSlack;
+  const std::size_t beside_live =
+      static_cast<std::size_t>(most) - std::min(static_cast<std::size_t>(most), large_bytes_);
+  const std::size_t allowed = std::min(options_.kept_bytes_limit, beside_live);
+  if (kept_bytes_ > allowed) give_back_bytes(kept_bytes_ - allowed);
+}
+
+/// From the largest blocks first: the fewest calls, and the fewest holes.
+std::size_t BlockPool::give_back_bytes(std::size_t wanted_bytes) {
+  std::size_t given = 0;
+  while (given < wanted_bytes && !kept_.empty())  // each leaves kept_, or was enough
+    given += give_back_from(*kept_.rbegin(), wanted_bytes - given);
+  for (auto block = returned_.rbegin(); given < wanted_bytes && block != returned_.rend(); ++block)
+    given += give_back_from(*block, wanted_bytes - given);
+  given_back_bytes_ += given;
+  return given;
+}
+
+/// From the end of the block, because the start is what the next allocation takes. Up to 63 pages more than
+/// wanted, so that a pool at its bound does not call the system for every page.
+std::size_t BlockPool::give_back_from(Block* block, std::size_t wanted_bytes) {
+  const std::size_t wanted = std::min(wanted_bytes, block->resident_bytes) / kPage;
+  const std::size_t first = first_whole_page(block), last = page_of(block->end());
+  std::size_t start = last, found = 0;
+  while (start > first && found <= wanted && found * kPage < block->resident_bytes) {
+    const std::size_t chunk = std::min<std::size_t>(64, start - first);
+    start -= chunk;
+    found += resident_pages_.count(start, start + chunk);
+  }
+  if (found == 0) return 0;
+  AddressRange::give_back(range_.begin() + start * kPage, range_.begin() + last * kPage);
+  remove_free(block);
+  resident_pages_.clear(start, last);
+  insert_free(block);
+  return found * kPage;
+}
+
+}  // namespace halfstep
