@@ -32,6 +32,7 @@ HEADER_ROOM = {
     "config.h": "base",
     "error.h": "base",
     "formats.h": "formats",
+    "storage.h": "kernels",
     "memory.h": "memory",
     "machine.h": "tensor",
     "state_dict.h": "tensor",

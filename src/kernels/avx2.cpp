@@ -174,6 +174,21 @@ void cast_stochastic(const float* values, void* codes, std::size_t count, Specia
   by_twin(i, count);
 }
 
+void random(const StochasticStream& stream, std::uint32_t* words, std::size_t count) {
+  const auto by_twin = [&](std::size_t begin, std::size_t end) {
+    kScalarKernels.random({stream.key, stream.first_element + begin}, words + begin, end - begin);
+  };
+  const std::size_t to_block = (4 - stream.first_element % 4) % 4;
+  std::size_t i = to_block < count ? to_block : count;
+  by_twin(0, i);
+  for (; i + 4 * kWidth <= count; i += 4 * kWidth) {
+    const RandomWords random = random_words(stream.key, (stream.first_element + i) / 4);
+    for (std::size_t v = 0; v < 4; ++v)
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(words + i + v * kWidth), random.of_vector[v]);
+  }
+  by_twin(i, count);
+}
+
 template <Format format>
 Words decode_words(Words codes) {
   constexpr CastConstants k = cast_constants(format);
@@ -225,6 +240,8 @@ constinit const KernelTable kAvx2Kernels = {
                kernels_of<Format::E5M2FNUZ>(),
                {},
                kernels_of<Format::E2M1>()},
+    .random = random,
+    .update = &kScalarUpdateStages,
 };
 
 }  // namespace halfstep

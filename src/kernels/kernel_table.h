@@ -1,13 +1,16 @@
 // The kernels as a table of function pointers over raw arrays, one table an ISA.
 //
-// All integer arithmetic, or floating-point arithmetic that is exact on normal numbers: the state of MXCSR
-// (flush-to-zero, denormals-are-zero, rounding mode) does not change a bit of any result.
+// Casts and random words are integer arithmetic, or floating-point arithmetic that is exact on normal
+// numbers: the state of MXCSR (flush-to-zero, denormals-are-zero, rounding mode) does not change a bit of any
+// result.
 #pragma once
 
 #include <halfstep/formats.h>
 
 #include <cstddef>
 #include <cstdint>
+
+#include "kernels/update_stages.h"
 
 namespace halfstep {
 
@@ -29,6 +32,7 @@ using CastKernel = void (*)(const float* values, void* codes, std::size_t count,
 using StochasticCastKernel = void (*)(const float* values, void* codes, std::size_t count,
                                       SpecialResults special, const StochasticStream& stream);
 using DecodeKernel = void (*)(const void* codes, float* values, std::size_t count);
+using RandomKernel = void (*)(const StochasticStream& stream, std::uint32_t* words, std::size_t count);
 
 struct FormatKernels {
   CastKernel nearest_even = nullptr;
@@ -40,6 +44,8 @@ struct FormatKernels {
 struct KernelTable {
   const char* isa;                     // as HALFSTEP_ISA spells it
   FormatKernels format[kFormatCount];  // in the order of enum Format; FP32 and E8M0 have none
+  RandomKernel random;                 // the words that stochastic casts use
+  const UpdateStages* update;
 };
 
 extern const KernelTable kScalarKernels;

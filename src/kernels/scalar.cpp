@@ -57,6 +57,10 @@ void cast_stochastic(const float* values, void* codes, std::size_t count, Specia
         std::bit_cast<std::uint32_t>(values[i]), special, random_bits(stream.key, stream.first_element + i));
 }
 
+void random(const StochasticStream& stream, std::uint32_t* words, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) words[i] = random_bits(stream.key, stream.first_element + i);
+}
+
 template <Format format>
 std::uint32_t decode_one(std::uint32_t code) {
   constexpr CastConstants k = cast_constants(format);
@@ -99,6 +103,8 @@ constinit const KernelTable kScalarKernels = {
                kernels_of<Format::E5M2FNUZ>(),
                {},
                kernels_of<Format::E2M1>()},
+    .random = random,
+    .update = &kScalarUpdateStages,
 };
 
 }  // namespace halfstep

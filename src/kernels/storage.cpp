@@ -1,0 +1,266 @@
+#include <halfstep/error.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/tiles.h"
+
+namespace halfstep {
+namespace {
+
+// A weight or sum that leaves the format's range becomes Inf, as copies between tensors do in LibTorch.
+SpecialResults visible_overflow(Format format) {
+  const std::uint32_t inf = traits(format).inf_code;
+  return {.overflow = inf, .inf = inf};
+}
+
+void round_nearest(const KernelTable& table, Format format, const float* values, void* codes,
+                   std::size_t count) {
+  table.format[static_cast<int>(format)].nearest_even(values, codes, count, visible_overflow(format));
+}
+
+void load(const KernelTable& table, Format format, const void* codes, float* values, std::size_t count) {
+  table.format[static_cast<int>(format)].decode(codes, values, count);
+}
+
+std::uint16_t* codes_of(void* array) { return static_cast<std::uint16_t*>(array); }
+
+UpdateCounts move_master(const KernelTable& table, const WeightTile& tile, const UpdateTile& step,
+                         WeightBuffers& buffers) {
+  const UpdateStages& stages = *table.update;
+  const std::size_t count = tile.count;
+  // What the working copy was is known without reading it.
+  round_nearest(table, tile.format, step.weight, buffers.before, count);
+  round_nearest(table, tile.format, step.next_weight, tile.working, count);
+  std::memcpy(tile.companion, step.next_weight, count * sizeof(float));
+  return {.working_unmoved = stages.unmoved_codes(step.update, buffers.before, codes_of(tile.working), count),
+          .lost = stages.unmoved_words(step.update, step.weight, step.next_weight, count)};
+}
+
+UpdateCounts move_split(const KernelTable& table, const WeightTile& tile, const UpdateTile& step,
+                        WeightBuffers& buffers) {
+  const UpdateStages& stages = *table.update;
+  const std::size_t count = tile.count;
+  std::memcpy(buffers.before, tile.working, count * sizeof(std::uint16_t));
+  stages.split(step.next_weight, codes_of(tile.working), codes_of(tile.companion), count);
+  return {.working_unmoved = stages.unmoved_codes(step.update, buffers.before, codes_of(tile.working), count),
+          .lost = stages.unmoved_words(step.update, step.weight, step.next_weight, count)};
+}
+
+/// sum += addend, both halves of the sum in `format`. What was left of earlier addends goes along, and what
+/// the sum cannot take of this one is kept. `addend` is overwritten.
+void add_compensated(const KernelTable& table, Format format, const float* before, float* addend,
+                     std::uint16_t* sum, std::uint16_t* compensation, std::size_t count,
+                     WeightBuffers& buffers) {
+  const UpdateStages& stages = *table.update;
+  load(table, format, compensation, buffers.sum, count);
+  stages.add(addend, buffers.sum, addend, count);
+  stages.add(before, addend, buffers.sum, count);
+  round_nearest(table, format, buffers.sum, sum, count);
+  load(table, format, sum, buffers.after, count);
+  stages.left_of(addend, before, buffers.after, buffers.sum, count);
+  round_nearest(table, format, buffers.sum, compensation, count);
+}
+
+UpdateCounts move_kahan(const KernelTable& table, const WeightTile& tile, const UpdateTile& step,
+                        WeightBuffers& buffers) {
+  const UpdateStages& stages = *table.update;
+  const std::size_t count = tile.count;
+  std::uint16_t *working = codes_of(tile.working), *companion = codes_of(tile.companion);
+  std::memcpy(buffers.before, working, count * sizeof(std::uint16_t));
+  std::memcpy(buffers.companion, companion, count * sizeof(std::uint16_t));
+  std::memcpy(buffers.addend, step.update, count * sizeof(float));
+  add_compensated(table, tile.format, step.weight, buffers.addend, working, companion, count, buffers);
+  const UpdateCounts counts{.working_unmoved =
+                                stages.unmoved_codes(step.update, buffers.before, working, count)};
+  // Lost where neither half moved: compare both as one word.
+  float *both_before = buffers.addend, *both_after = buffers.after;
+  stages.join(buffers.before, buffers.companion, both_before, count);
+  stages.join(working, companion, both_after, count);
+  return {.working_unmoved = counts.working_unmoved,
+          .lost = stages.unmoved_words(step.update, both_before, both_after, count)};
+}
+
+UpdateCounts move_alone(const KernelTable& table, const WeightTile& tile, const StochasticStream& stream,
+                        const UpdateTile& step, WeightBuffers& buffers) {
+  const std::size_t count = tile.count;
+  const bool random = tile.storage == WeightStorage::Stochastic;
+  std::memcpy(buffers.before, tile.working, count * sizeof(std::uint16_t));
+  if (random) {
+    table.format[static_cast<int>(tile.format)].stochastic(step.next_weight, tile.working, count,
+                                                           visible_overflow(tile.format), stream);
+  } else {
+    round_nearest(table, tile.format, step.next_weight, tile.working, count);
+  }
+  const std::size_t unmoved =
+      table.update->unmoved_codes(step.update, buffers.before, codes_of(tile.working), count);
+  return {.working_unmoved = unmoved, .lost = random ? 0 : unmoved};
+}
+
+}  // namespace
+
+void check_layout(const char* name, const UpdateLayout& layout) {
+  const bool fp32 = layout.weights == WeightStorage::Fp32;
+  const bool working_fits = fp32 ? layout.working == Format::FP32
+                            : layout.weights == WeightStorage::SplitMaster
+                                ? layout.working == Format::BF16
+                                : layout.working == Format::BF16 || layout.working == Format::FP16;
+  HALFSTEP_CHECK(working_fits, name, ": working weights are ", traits(layout.working).name,
+                 "; WeightStorage::Fp32 takes FP32, SplitMaster BF16, the others BF16 or FP16.");
+}
+
+int grad_format_index(Format format) {
+  HALFSTEP_CHECK(format == Format::FP32 || format == Format::BF16 || format == Format::FP16, "gradients are ",
+                 traits(format).name, "; there are kernels for FP32, BF16 and FP16.");
+  return format == Format::FP32 ? kFp32Grads : format == Format::BF16 ? kBf16Grads : kFp16Grads;
+}
+
+WeightTile weight_tile(const UpdateLayout& layout, void* working, void* companion, std::size_t begin,
+                       std::size_t count) {
+  const std::size_t working_bytes = layout.weights == WeightStorage::Fp32 ? 4 : 2;
+  const std::size_t companion_bytes = layout.weights == WeightStorage::Fp32Master ? 4 : 2;
+  return {.storage = layout.weights,
+          .format = layout.working,
+          .working = static_cast<char*>(working) + begin * working_bytes,
+          .companion = companion ? static_cast<char*>(companion) + begin * companion_bytes : nullptr,
+          .count = count};
+}
+
+void load_weight_tile(const KernelTable& table, const WeightTile& tile, float* weights) {
+  switch (tile.storage) {
+    case WeightStorage::Fp32:
+      std::memcpy(weights, tile.working, tile.count * sizeof(float));
+      return;
+    case WeightStorage::Fp32Master:
+      std::memcpy(weights, tile.companion, tile.count * sizeof(float));
+      return;
+    case WeightStorage::SplitMaster:
+      table.update->join(codes_of(tile.working), codes_of(tile.companion), weights, tile.count);
+      return;
+    case WeightStorage::Kahan:
+    case WeightStorage::Stochastic:
+    case WeightStorage::Nearest:
+      load(table, tile.format, tile.working, weights, tile.count);
+      return;
+  }
+}
+
+UpdateCounts move_weight_tile(const KernelTable& table, const WeightTile& tile,
+                              const StochasticStream& stream, const UpdateTile& step,
+                              WeightBuffers& buffers) {
+  UpdateCounts counts;
+  switch (tile.storage) {
+    case WeightStorage::Fp32:
+      counts.lost = table.update->unmoved_words(step.update, step.weight, step.next_weight, tile.count);
+      counts.working_unmoved = counts.lost;
+      std::memcpy(tile.working, step.next_weight, tile.count * sizeof(float));
+      break;
+    case WeightStorage::Fp32Master:
+      counts = move_master(table, tile, step, buffers);
+      break;
+    case WeightStorage::SplitMaster:
+      counts = move_split(table, tile, step, buffers);
+      break;
+    case WeightStorage::Kahan:
+      counts = move_kahan(table, tile, step, buffers);
+      break;
+    case WeightStorage::Stochastic:
+    case WeightStorage::Nearest:
+      counts = move_alone(table, tile, stream, step, buffers);
+      break;
+  }
+  counts.nonzero = table.update->nonzero(step.update, tile.count);
+  return counts;
+}
+
+void load_moment_tile(const KernelTable& table, MomentStorage storage, int which, const void* moments,
+                      const float* scales, std::size_t begin, std::size_t count, float* values) {
+  if (storage == MomentStorage::Bf16) {
+    load(table, Format::BF16, static_cast<const std::uint16_t*>(moments) + begin, values, count);
+  } else {
+    table.update->load_block_moment[which](static_cast<const std::uint8_t*>(moments) + begin,
+                                           scales[begin / kMomentBlockElements], values, count);
+  }
+}
+
+void store_weights(const UpdateLayout& layout, const float* weights, void* working, void* companion,
+                   std::size_t count, const KernelTable& table) {
+  check_layout("store_weights", layout);
+  WeightBuffers buffers;
+  for (std::size_t begin = 0; begin < count; begin += kTileElements) {
+    const float* values = weights + begin;
+    const WeightTile tile =
+        weight_tile(layout, working, companion, begin, std::min(kTileElements, count - begin));
+    switch (layout.weights) {
+      case WeightStorage::Fp32:
+        std::memcpy(tile.working, values, tile.count * sizeof(float));
+        break;
+      case WeightStorage::SplitMaster:
+        table.update->split(values, codes_of(tile.working), codes_of(tile.companion), tile.count);
+        break;
+      case WeightStorage::Fp32Master:
+        round_nearest(table, tile.format, values, tile.working, tile.count);
+        std::memcpy(tile.companion, values, tile.count * sizeof(float));
+        break;
+      case WeightStorage::Kahan:
+        round_nearest(table, tile.format, values, tile.working, tile.count);
+        load(table, tile.format, tile.working, buffers.after, tile.count);
+        std::fill_n(buffers.sum, tile.count, 0.0f);
+        table.update->left_of(values, buffers.sum, buffers.after, buffers.addend, tile.count);
+        round_nearest(table, tile.format, buffers.addend, tile.companion, tile.count);
+        break;
+      case WeightStorage::Stochastic:
+      case WeightStorage::Nearest:
+        round_nearest(table, tile.format, values, tile.working, tile.count);
+        break;
+    }
+  }
+}
+
+void load_weights(const UpdateLayout& layout, const void* working, const void* companion, float* weights,
+                  std::size_t count, const KernelTable& table) {
+  check_layout("load_weights", layout);
+  WeightBuffers buffers;
+  for (std::size_t begin = 0; begin < count; begin += kTileElements) {
+    // The tile's arrays are only read.
+    const WeightTile tile = weight_tile(layout, const_cast<void*>(working), const_cast<void*>(companion),
+                                        begin, std::min(kTileElements, count - begin));
+    load_weight_tile(table, tile, weights + begin);
+    if (layout.weights != WeightStorage::Kahan) continue;
+    load(table, tile.format, tile.companion, buffers.sum, tile.count);
+    table.update->add(weights + begin, buffers.sum, weights + begin, tile.count);
+  }
+}
+
+void load_moments(MomentStorage storage, bool second, const void* moments, const float* scales, float* values,
+                  std::size_t count, const KernelTable& table) {
+  if (storage == MomentStorage::Fp32) {
+    if (count) std::memcpy(values, moments, count * sizeof(float));
+    return;
+  }
+  for (std::size_t begin = 0; begin < count; begin += kTileElements)
+    load_moment_tile(table, storage, second ? kSecond : kFirst, moments, scales, begin,
+                     std::min(kTileElements, count - begin), values + begin);
+}
+
+void accumulate_kahan(Format grad, const void* grads, std::uint16_t* sum_bf16,
+                      std::uint16_t* compensation_bf16, std::size_t count, bool first,
+                      const KernelTable& table) {
+  const UpdateLayout as_weight{.working = Format::BF16, .weights = WeightStorage::Kahan};
+  const int grad_index = grad_format_index(grad);
+  WeightBuffers buffers;
+  alignas(64) float before[kTileElements];
+  for (std::size_t begin = 0; begin < count; begin += kTileElements) {
+    const std::size_t tile_count = std::min(kTileElements, count - begin);
+    std::uint16_t *sum = sum_bf16 + begin, *compensation = compensation_bf16 + begin;
+    table.update->load_grads[grad_index](at_element(grads, grad, begin), 1, buffers.addend, tile_count);
+    if (first) {
+      store_weights(as_weight, buffers.addend, sum, compensation, tile_count, table);
+      continue;
+    }
+    load(table, Format::BF16, sum, before, tile_count);
+    add_compensated(table, Format::BF16, before, buffers.addend, sum, compensation, tile_count, buffers);
+  }
+}
+
+}  // namespace halfstep
