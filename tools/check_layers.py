@@ -35,11 +35,17 @@ HEADER_ROOM = {
     "storage.h": "kernels",
     "memory.h": "memory",
     "machine.h": "tensor",
+    "params.h": "tensor",
+    "grads.h": "tensor",
     "state_dict.h": "tensor",
     "step_report.h": "tensor",
     "scaling.h": "scaling",
+    "schedule.h": "optim",
+    "optim.h": "optim",
+    "op_policy.h": "precision",
     "precision.h": "precision",
     "autocast.h": "autocast",
+    "mixed_precision.h": "train",
     "halfstep.h": "cli",  # the umbrella: includes all the others, declares nothing
 }
 

@@ -5,7 +5,7 @@
 #include <c10/core/ScalarType.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <halfstep/config.h>
-#include <halfstep/precision.h>
+#include <halfstep/op_policy.h>
 
 namespace halfstep {
 

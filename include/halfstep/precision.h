@@ -1,90 +1,56 @@
-// Which operation runs in which precision, and why: one table for every device.
+// The precision of a training run: one plain value.
 #pragma once
 
+#include <c10/core/ScalarType.h>
 #include <halfstep/config.h>
+#include <halfstep/op_policy.h>
+#include <halfstep/scaling.h>
+#include <halfstep/storage.h>
 
-#include <cstddef>
-#include <memory>
-#include <span>
-#include <string_view>
-#include <vector>
+#include <optional>
+#include <string>
 
 namespace halfstep {
 
-/// What an AutocastScope does with the floating-point tensors that an operation is given.
+/// What may happen inside a matrix product of FP32 tensors.
+enum class Float32Products {
+  Full,  ///< FP32
+  Tf32,  ///< inputs rounded to TF32 where the hardware has it; elsewhere FP32 (`halfstep env` says which)
+  Bf16,  ///< inputs rounded to BF16, sums in FP32: 1.7 to 2.2 times as fast with AMX, error about 2^-9
+};
+
+/// In which precision a model is trained. Take one of the four and change what you must:
 ///
-/// FP64 tensors are never narrowed: a Low operation that is given one runs as it is. FP8 and FP4 tensors are
-/// never cast, because their scale would be lost: Low and Fp32 refuse them with an Error.
-enum class OpRule : unsigned char {
-  Low,      ///< cast to the scope's type, BF16 or FP16
-  Fp32,     ///< cast to FP32; a `dtype` that the caller passes to the operation is obeyed instead
-  Promote,  ///< cast all to the widest among them; BF16 beside FP16 gives FP32
-  AsIs,     ///< leave alone; operations that this one is made of still follow their own rows
-  Engine,   ///< do what stock LibTorch does on the tensor's device
-};
-
-/// What stock LibTorch 2.13 does with an operation inside its own autocast.
-enum class EngineRule : unsigned char {
-  NotListed,  ///< nothing: the operation has no autocast kernel on that device
-  Low,
-  Fp32,
-  Promote,
-  Refused,  ///< throws
-};
-
-/// One operation. `rule` is the one of OpPolicy::standard().
-struct OpRow {
-  std::string_view op;  ///< ATen's name with its overload: "mm", "softmax.int"
-  OpRule rule;
-  std::string_view reason;  ///< one sentence
-  EngineRule engine_cpu;
-  EngineRule engine_cuda;
-};
-
-/// Every operation that LibTorch's CPU or CUDA autocast knows, and those that Halfstep adds (NotListed on
-/// both).
-HALFSTEP_API std::span<const OpRow> op_table();
-
-/// "low", "fp32", "promote", "as is", "engine".
-HALFSTEP_API std::string_view to_string(OpRule rule);
-/// "not listed", "low", "fp32", "promote", "refused".
-HALFSTEP_API std::string_view to_string(EngineRule rule);
-
-/// Whether a row with this rule treats tensors as stock LibTorch does.
-HALFSTEP_API bool agrees(OpRule rule, EngineRule engine);
-
-/// A rule for each row of the table. A value: copies share their rows until one of them is changed, and a
-/// scope keeps the copy that it was opened with, so a later set() changes later scopes only.
+///     auto precision = halfstep::Precision::bf16();
+///     precision.ops.set("softmax", halfstep::OpRule::Low);
 ///
-///   auto policy = halfstep::OpPolicy::standard();
-///   policy.set("softmax", halfstep::OpRule::Low);
-///   halfstep::AutocastScope scope(at::kBFloat16, policy);
-class HALFSTEP_API OpPolicy {
- public:
-  /// Matrix products, convolutions and attention in low precision; norms, softmax, losses, logarithms, powers
-  /// and long sums in FP32; the same on every device.
-  static OpPolicy standard();
+/// A plain value; MixedPrecision carries it out.
+struct HALFSTEP_API Precision {
+  /// What matrix products take in: at::kFloat, at::kBFloat16 or at::kHalf.
+  c10::ScalarType compute = at::kFloat;
 
-  /// Stock LibTorch, whose CPU and CUDA lists differ.
-  static OpPolicy engine();
+  /// How weights are kept; bytes a parameter with gradients and FP32 moments, measured in docs/memory.md:
+  /// SplitMaster 14, Fp32Master 16, Fp32 16. Fp32 with a low `compute` is torch.amp's way: the model keeps
+  /// its FP32 parameters and every use of one casts it.
+  WeightStorage weights = WeightStorage::Fp32;
 
-  /// A name with its overload ("prod.dim_int") changes one row; a bare name ("prod") changes the row of that
-  /// name and all its overloads. An unknown name is an Error that offers the nearest one.
-  OpPolicy& set(std::string_view op, OpRule rule);
+  std::optional<LossScaling> loss_scaling{};  ///< only FP16 needs it
+  OpPolicy ops = OpPolicy::standard();        ///< used when `compute` is low
 
-  /// The rule of one row, by its full name.
-  OpRule rule(std::string_view op) const;
+  /// Used when `compute` is FP32. LibTorch has one such setting a process: it is set while a MixedPrecision
+  /// with this value exists, for every thread and model, and put back afterwards.
+  Float32Products float32_products = Float32Products::Full;
 
-  /// The rule of op_table()[row].
-  OpRule rule_of_row(std::size_t row) const noexcept { return (*rules_)[row]; }
+  static Precision fp32();
+  static Precision tf32();
+  static Precision bf16(WeightStorage weights = WeightStorage::SplitMaster);
+  static Precision fp16(WeightStorage weights = WeightStorage::Fp32Master);
 
-  bool operator==(const OpPolicy& other) const { return *rules_ == *other.rules_; }
+  /// Throws an Error that names what does not go together: a split master below FP16, for instance.
+  void check() const;
 
- private:
-  using Rules = std::vector<OpRule>;
-  explicit OpPolicy(Rules rules) : rules_(std::make_shared<const Rules>(std::move(rules))) {}
-
-  std::shared_ptr<const Rules> rules_;  // one rule for each row of op_table(); never changed once shared
+  /// "FP32", "TF32", "BF16" or "FP16".
+  std::string name() const;
 };
 
 }  // namespace halfstep

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <c10/util/ThreadLocalDebugInfo.h>
-#include <halfstep/precision.h>
+#include <halfstep/op_policy.h>
 
 #include <memory>
 

@@ -1,5 +1,5 @@
 // `halfstep explain policy`: which operation runs in which precision, and why.
-#include <halfstep/precision.h>
+#include <halfstep/op_policy.h>
 
 #include <algorithm>
 #include <iomanip>

@@ -1,5 +1,5 @@
 #include <halfstep/error.h>
-#include <halfstep/precision.h>
+#include <halfstep/op_policy.h>
 
 #include <algorithm>
 #include <numeric>

@@ -3,7 +3,7 @@
 //
 // The two engine columns are facts about LibTorch, checked by tests/precision/engine_lists_test.cpp in a
 // process where Halfstep's kernels are not loaded. The rule and the reason are ours.
-#include <halfstep/precision.h>
+#include <halfstep/op_policy.h>
 
 namespace halfstep {
 namespace {

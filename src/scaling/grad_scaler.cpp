@@ -8,6 +8,7 @@
 
 #include "scaling/grads.h"
 #include "scaling/scaler_state.h"
+#include "scaling/skip_limit.h"
 
 namespace halfstep {
 namespace {
@@ -151,17 +152,7 @@ void GradScaler::update() {
 
   auto& state = impl_->state;
   state = next_state(impl_->options, state, parameter.empty());
-  const int64_t limit = impl_->options.max_consecutive_skips;
-  if (limit > 0 && state.consecutive_skips >= limit) {
-    throw SkipLimitError(
-        detail::concat(
-            "GradScaler: ", state.consecutive_skips,
-            " steps in a row were skipped; the last time the gradient of ", parameter,
-            " was not finite. The loss scale is now ", state.loss_scale, " (floor ", impl_->options.floor,
-            "). Training has stopped moving: look for an Inf in the forward pass, lower "
-            "the learning rate, or train in BF16. LossScaling::max_consecutive_skips sets this limit."),
-        parameter);
-  }
+  scaling::check_skip_limit("GradScaler", impl_->options, state, parameter);
 }
 
 void GradScaler::update(double new_loss_scale) {

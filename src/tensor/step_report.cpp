@@ -3,13 +3,28 @@
 
 namespace halfstep {
 
+UpdateStall StepReport::stall() const {
+  UpdateStall all;
+  int64_t most_lost = 0;
+  for (const UpdateStall& one : stalls) {
+    all.updates += one.updates;
+    all.held += one.held;
+    all.lost += one.lost;
+    if (one.lost <= most_lost) continue;
+    most_lost = one.lost;
+    all.parameter = one.parameter;
+  }
+  return all;
+}
+
 std::string StepReport::sentence() const {
   switch (outcome) {
     case StepOutcome::Stepped:
       return "stepped";
     case StepOutcome::SkippedNonFinite:
       return detail::concat("skipped: the gradient of ", parameter, " is not finite at loss scale ",
-                            loss_scale);
+                            loss_scale,
+                            micro_batch < 0 ? "" : detail::concat(", in micro-batch ", micro_batch));
     case StepOutcome::SkippedNoGradients:
       return "skipped: no parameter of this optimizer has a gradient";
   }

@@ -2,7 +2,7 @@
 // program links the table alone.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <gtest/gtest.h>
-#include <halfstep/precision.h>
+#include <halfstep/op_policy.h>
 
 #include <algorithm>
 #include <map>

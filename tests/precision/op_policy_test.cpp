@@ -1,5 +1,5 @@
 #include <gtest/gtest.h>
-#include <halfstep/precision.h>
+#include <halfstep/op_policy.h>
 
 #include <set>
 #include <string>

@@ -5,46 +5,19 @@
 
 #include <limits>
 
+#include "support/bits.h"
+#include "support/faults.h"
+
 namespace halfstep {
 namespace {
+
+using testing::bit_equal;
+using testing::fault_shapes;
+using testing::GradLayout;
 
 constexpr int kTensors = 30;
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-
-enum class Layout { Contiguous, Transposed, Sliced };
-
-// Thirty parameters of every rank from 0 to 4; sizes around the engine's vector widths and their tails.
-std::vector<std::vector<int64_t>> shapes() {
-  std::vector<std::vector<int64_t>> shapes = {{}, {1}, {2}, {7}, {8}, {9}, {15}, {16}, {17}, {31}};
-  for (const int64_t n : {32, 33, 63, 64, 65, 127, 128, 129}) shapes.push_back({n});
-  for (const int64_t n : {1, 3, 8, 17}) shapes.push_back({n, 5});
-  for (const int64_t n : {2, 16}) shapes.push_back({3, n});
-  for (const int64_t n : {2, 5, 8}) shapes.push_back({4, n, 3});
-  shapes.push_back({2, 3, 3, 3});
-  shapes.push_back({1, 1, 1, 1});
-  shapes.push_back({});
-  return shapes;
-}
-
-torch::Tensor laid_out(const torch::Tensor& values, Layout layout) {
-  switch (layout) {
-    case Layout::Contiguous:
-      return values.clone();
-    case Layout::Transposed: {  // dense, with the dimensions stored in reverse; 0- and 1-dim tensors have one
-                                // order
-      at::DimVector reversed;
-      for (int64_t d = values.dim() - 1; d >= 0; --d) reversed.push_back(d);
-      return values.permute(reversed).clone(at::MemoryFormat::Contiguous).permute(reversed);
-    }
-    case Layout::Sliced: {  // every second element of a larger buffer; a 0-dim one sits inside a vector
-      auto buffer = torch::zeros({values.numel() * 2 + 1}, values.options());
-      auto view = buffer.slice(0, 1, values.numel() * 2 + 1, 2).view(values.sizes());
-      return view.copy_(values);
-    }
-  }
-  return {};
-}
 
 struct Model {
   std::vector<torch::Tensor> params;
@@ -53,7 +26,8 @@ struct Model {
 
 Model make_model(at::ScalarType type) {
   Model model;
-  for (const auto& shape : shapes()) model.params.push_back(torch::randn(shape).to(type).requires_grad_());
+  for (const auto& shape : fault_shapes())
+    model.params.push_back(torch::randn(shape).to(type).requires_grad_());
   model.optimizer =
       std::make_unique<torch::optim::Adam>(model.params, torch::optim::AdamOptions(1e-2).eps(1e-4));
   return model;
@@ -71,12 +45,7 @@ std::vector<torch::Tensor> everything(Model& model) {
   return tensors;
 }
 
-bool bit_equal(const torch::Tensor& a, const torch::Tensor& b) {
-  return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() &&
-         std::memcmp(a.contiguous().data_ptr(), b.contiguous().data_ptr(), a.nbytes()) == 0;
-}
-
-class Faults : public ::testing::TestWithParam<std::tuple<at::ScalarType, Layout>> {};
+class Faults : public ::testing::TestWithParam<std::tuple<at::ScalarType, GradLayout>> {};
 
 TEST_P(Faults, EveryOneIsFoundNamedAndSkippedWithoutATrace) {
   const auto [type, layout] = GetParam();
@@ -87,7 +56,8 @@ TEST_P(Faults, EveryOneIsFoundNamedAndSkippedWithoutATrace) {
   std::vector<torch::Tensor> clean_grads;
   for (const auto& p : model.params) clean_grads.push_back(torch::randn(p.sizes()).to(type));
   auto set_grads = [&, layout = layout] {
-    for (int i = 0; i < kTensors; ++i) model.params[i].mutable_grad() = laid_out(clean_grads[i], layout);
+    for (int i = 0; i < kTensors; ++i)
+      model.params[i].mutable_grad() = testing::laid_out(clean_grads[i], layout);
   };
 
   int cases = 0;
@@ -104,15 +74,7 @@ TEST_P(Faults, EveryOneIsFoundNamedAndSkippedWithoutATrace) {
       for (const int64_t position : {int64_t{0}, elements / 2, elements - 1}) {
         for (const float fault : {kNan, kInf, -kInf}) {
           set_grads();
-          auto grad = model.params[victim].mutable_grad();
-          // By index, not through a flat copy: the fault must land in the strided tensor itself.
-          auto element = grad;
-          for (int64_t d = 0, rest = position, stride = elements; d < grad.dim(); ++d) {
-            stride /= grad.size(d);
-            element = element.select(0, rest / stride);
-            rest %= stride;
-          }
-          element.fill_(fault);
+          testing::element_of(model.params[victim].mutable_grad(), position).fill_(fault);
 
           const auto report = scaler.step(*model.optimizer);
           scaler.update(4.0);
@@ -133,16 +95,15 @@ TEST_P(Faults, EveryOneIsFoundNamedAndSkippedWithoutATrace) {
 }
 
 std::string name_of_case(const ::testing::TestParamInfo<Faults::ParamType>& info) {
-  const char* layouts[] = {"Contiguous", "Transposed", "Sliced"};
   const auto [type, layout] = info.param;
-  return std::string(c10::toString(type)) + layouts[static_cast<int>(layout)];
+  return std::string(c10::toString(type)) + testing::name_of(layout);
 }
 
 // 4 types x 3 layouts x 1,080 = 12,960 cases; parameters of zero dimensions are among the thirty.
 INSTANTIATE_TEST_SUITE_P(
     EveryTypeAndLayout, Faults,
     ::testing::Combine(::testing::Values(at::kFloat, at::kBFloat16, at::kHalf, at::kDouble),
-                       ::testing::Values(Layout::Contiguous, Layout::Transposed, Layout::Sliced)),
+                       ::testing::Values(GradLayout::Contiguous, GradLayout::Transposed, GradLayout::Sliced)),
     name_of_case);
 
 }  // namespace

@@ -1,0 +1,109 @@
+// Trains any torch::nn::Module in the precision that one line chooses.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <halfstep/autocast.h>
+#include <halfstep/config.h>
+#include <halfstep/grads.h>
+#include <halfstep/memory.h>
+#include <halfstep/params.h>
+#include <halfstep/precision.h>
+#include <halfstep/state_dict.h>
+
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace halfstep {
+
+/// Where the gradients of several micro-batches are summed.
+enum class Accumulation {
+  None,       ///< in the parameters' own type, by autograd: one micro-batch a step, or FP32 parameters
+  Fp32,       ///< in FP32: 4 bytes a parameter for the whole run, beside the gradients of one micro-batch
+  Bf16Kahan,  ///< in BF16 with a BF16 compensation: the same 4 bytes, of which the optimizer reads 2
+};
+
+struct MixedPrecisionOptions {
+  AutocastOptions autocast{};
+  Accumulation accumulation = Accumulation::None;
+  /// Install Halfstep's CPU allocator (halfstep/memory.h) for the whole process, if it is not there yet.
+  bool cpu_allocator = false;
+};
+
+/// The precision of one model in one training loop.
+///
+///     halfstep::MixedPrecision mp(halfstep::Precision::bf16(), *model);
+///     halfstep::AdamW optimizer(mp.params(), {.lr = 3e-4, .weight_decay = 0.1});
+///     for (const auto& batch : batches) {
+///       const auto loss = mp.forward([&] { return loss_of(model, batch); });
+///       mp.backward(loss);
+///       const auto grads = mp.inspect_grads();
+///       const auto report = optimizer.step(grads.clipped_to(1.0));
+///       mp.advance(grads);
+///       optimizer.zero_grad();
+///     }
+///
+/// With a low precision, the constructor rounds the model's FP32 parameters where they are, having kept their
+/// full values first; buffers stay as they are. A parameter that the model has under two names is one.
+///
+/// With accumulation, each backward is one micro-batch: its gradients are checked, added to the sum and
+/// dropped. One that is not finite is not added: inspect_grads names it and its parameter, and the step is
+/// skipped.
+///
+/// Between steps it remembers masters and the loss scale: save state_dict() with the optimizer's. Between the
+/// first backward of a step and advance it also remembers the sum, which is not saved: save between steps.
+///
+/// One loop, one object; not thread-safe.
+class HALFSTEP_API MixedPrecision {
+ public:
+  MixedPrecision(Precision precision, torch::nn::Module& model, MixedPrecisionOptions options = {});
+  ~MixedPrecision();
+  MixedPrecision(MixedPrecision&&) noexcept;
+  MixedPrecision& operator=(MixedPrecision&&) noexcept;
+
+  /// Runs `function` in the precision and returns what it returns. For evaluation too.
+  template <typename Function>
+  auto forward(Function&& function) const {
+    const ForwardScope scope(*this);
+    return std::forward<Function>(function)();
+  }
+
+  /// Scales the loss, if the precision does, and runs backward.
+  void backward(const at::Tensor& loss);
+
+  /// One read-only pass: finite? norm? whose?
+  [[nodiscard]] GradSummary inspect_grads(GradDetail detail = GradDetail::Total);
+
+  /// Moves the loss scale on; once a step, after the optimizer. Throws SkipLimitError as GradScaler::update
+  /// does.
+  void advance(const GradSummary& grads);
+
+  const std::vector<Param>& params() const;
+  const Precision& precision() const;
+  double loss_scale() const;                       ///< 1 without loss scaling
+  const LossScaleState* loss_scale_state() const;  ///< null without loss scaling
+
+  /// Weights with all their bits, and the loss scale. Loading refuses what does not fit, all at once.
+  StateDict state_dict() const;
+  void load_state_dict(const StateDict& saved);
+
+ private:
+  class HALFSTEP_API ForwardScope {
+   public:
+    explicit ForwardScope(const MixedPrecision& mp);
+
+   private:
+    MemoryClassScope memory_;
+    std::optional<AutocastScope> autocast_;
+  };
+
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace halfstep

@@ -1,0 +1,171 @@
+#include <ATen/core/grad_mode.h>
+#include <halfstep/error.h>
+#include <halfstep/optim.h>
+
+#include <cmath>
+
+#include "optim/optimizer_state.h"
+#include "optim/rules.h"
+#include "tensor/dense.h"
+#include "tensor/dense_grad.h"
+
+namespace halfstep {
+
+template <typename Options>
+struct FusedOptimizer<Options>::Impl : optim::OptimizerState<Options> {
+  using Rule = optim::Rule<Options>;
+
+  /// One parameter that is updated in this step.
+  struct Job {
+    optim::Slot* slot;
+    at::Tensor grad;
+    UpdateLayout layout;
+    decltype(Rule::constants({}, 0, 0, 0, {})) constants;
+    UpdateCounts counts{};
+  };
+
+  Impl(std::vector<ParamGroup<Options>> given, uint64_t seed) {
+    this->seed = seed;
+    std::vector<const std::vector<Param>*> params;
+    for (const auto& group : given) {
+      group.options.check();
+      this->groups.push_back(group.options);
+      params.push_back(&group.params);
+    }
+    this->slots = optim::make_slots(Rule::kName, params);
+    for (optim::Slot& slot : this->slots) {
+      const Options& options = this->groups[slot.group];
+      slot.storage = options.moments;
+      const int moments = Rule::moment_count(options);
+      if (moments >= 1) slot.first = optim::make_moment(slot.param, options.moments);
+      if (moments >= 2) slot.second = optim::make_moment(slot.param, options.moments);
+    }
+  }
+
+  /// Looks at everything that could be wrong before anything is written.
+  std::vector<Job> jobs(double grad_multiplier) {
+    std::vector<Job> jobs;
+    for (optim::Slot& slot : this->slots) {
+      const at::Tensor& grad = slot.param.working.grad();
+      if (!grad.defined()) continue;
+      check_grad(slot.param, grad);
+      const Options& options = this->groups[slot.group];
+      const double learning_rate = options.lr * options.schedule.factor(this->steps);
+      const StochasticKey random{
+          .seed = this->seed, .tensor = slot.id, .step = static_cast<std::uint32_t>(slot.steps)};
+      jobs.push_back(
+          {.slot = &slot,
+           .grad = grad_laid_out_as(slot.param.working, grad),
+           .layout = {.grad = *training_format(grad.scalar_type()),
+                      .working = *training_format(slot.param.working.scalar_type()),
+                      .weights = slot.param.storage,
+                      .moments = slot.storage},
+           .constants = Rule::constants(options, learning_rate, grad_multiplier, slot.steps + 1, random)});
+    }
+    return jobs;
+  }
+
+  static void run(std::vector<Job>& jobs) {
+    std::vector<int64_t> counts;
+    for (const Job& job : jobs) counts.push_back(job.grad.numel());
+    const auto chunks = chunks_of(counts);
+    std::vector<UpdateCounts> found(chunks.size());
+    for_each_chunk(chunks.size(), [&](std::size_t i) {
+      const auto [array, first, count] = chunks[i];
+      const Job& job = jobs[array];
+      found[i] = Rule::update(job.layout, job.constants, optim::run_of(*job.slot, job.grad, first, count));
+    });
+    for (std::size_t i = 0; i < chunks.size(); ++i) jobs[chunks[i].array].counts += found[i];
+  }
+};
+
+template <typename Options>
+FusedOptimizer<Options>::FusedOptimizer(std::vector<ParamGroup<Options>> groups, uint64_t seed)
+    : impl_(std::make_unique<Impl>(std::move(groups), seed)) {}
+
+template <typename Options>
+FusedOptimizer<Options>::FusedOptimizer(std::vector<Param> params, Options options, uint64_t seed)
+    : FusedOptimizer(std::vector<ParamGroup<Options>>{{std::move(params), std::move(options)}}, seed) {}
+
+template <typename Options>
+FusedOptimizer<Options>::~FusedOptimizer() = default;
+template <typename Options>
+FusedOptimizer<Options>::FusedOptimizer(FusedOptimizer&&) noexcept = default;
+template <typename Options>
+FusedOptimizer<Options>& FusedOptimizer<Options>::operator=(FusedOptimizer&&) noexcept = default;
+
+template <typename Options>
+StepReport FusedOptimizer<Options>::step(const GradMultiplier& multiplier) {
+  const at::NoGradGuard no_grad;
+  StepReport report{.loss_scale = multiplier.loss_scale,
+                    .parameter = multiplier.first_bad,
+                    .grad_norm = multiplier.norm,
+                    .micro_batch = multiplier.micro_batch};
+  if (!multiplier.finite) {
+    report.outcome = StepOutcome::SkippedNonFinite;
+    return report;
+  }
+  HALFSTEP_CHECK(multiplier.value >= 0 && std::isfinite(multiplier.value), Impl::Rule::kName,
+                 ": the gradient multiplier is ", multiplier.value, ", expected a finite number from 0.");
+  auto jobs = impl_->jobs(multiplier.value);
+  if (jobs.empty()) {
+    report.outcome = StepOutcome::SkippedNoGradients;
+    return report;
+  }
+  Impl::run(jobs);
+  for (auto& job : jobs) {
+    ++job.slot->steps;
+    // As an in-place operation of LibTorch would: autograd then sees that a graph has outlived its weights.
+    job.slot->param.working.unsafeGetTensorImpl()->bump_version();
+    report.stalls.push_back({.parameter = job.slot->param.name,
+                             .updates = static_cast<int64_t>(job.counts.nonzero),
+                             .held = static_cast<int64_t>(job.counts.working_unmoved),
+                             .lost = static_cast<int64_t>(job.counts.lost)});
+  }
+  ++impl_->steps;
+  return report;
+}
+
+template <typename Options>
+void FusedOptimizer<Options>::zero_grad() {
+  for (optim::Slot& slot : impl_->slots) slot.param.working.mutable_grad().reset();
+}
+
+template <typename Options>
+int64_t FusedOptimizer<Options>::steps() const {
+  return impl_->steps;
+}
+
+template <typename Options>
+const Options& FusedOptimizer<Options>::options(size_t group) const {
+  HALFSTEP_CHECK(group < impl_->groups.size(), Impl::Rule::kName, ": there is no group ", group, " among ",
+                 impl_->groups.size(), ".");
+  return impl_->groups[group];
+}
+
+template <typename Options>
+void FusedOptimizer<Options>::set_options(Options options, size_t group) {
+  options.check();
+  const Options& present = this->options(group);
+  HALFSTEP_CHECK(options.moments == present.moments &&
+                     Impl::Rule::moment_count(options) == Impl::Rule::moment_count(present),
+                 Impl::Rule::kName, ": the moments of group ", group,
+                 " are kept already; their storage cannot change. Build a new optimizer.");
+  impl_->groups[group] = std::move(options);
+}
+
+template <typename Options>
+StateDict FusedOptimizer<Options>::state_dict() const {
+  return optim::saved_form<Options>(*impl_);
+}
+
+template <typename Options>
+void FusedOptimizer<Options>::load_state_dict(const StateDict& saved) {
+  const at::NoGradGuard no_grad;
+  optim::load<Options>(saved, *impl_);
+}
+
+template class FusedOptimizer<AdamWOptions>;
+template class FusedOptimizer<SgdOptions>;
+
+}  // namespace halfstep

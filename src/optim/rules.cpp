@@ -1,0 +1,72 @@
+#include "optim/rules.h"
+
+#include <halfstep/error.h>
+
+#include <cmath>
+
+namespace halfstep {
+namespace {
+
+// Written so that a NaN fails: every comparison with one is false.
+void check_rate(const char* whose, const char* name, double value, const char* usual) {
+  HALFSTEP_CHECK(value >= 0 && std::isfinite(value), whose, ": ", name, " is ", value,
+                 ", expected a number from 0; usual is ", usual, ".");
+}
+
+void check_fraction(const char* whose, const char* name, double value, const char* usual) {
+  HALFSTEP_CHECK(value >= 0 && value < 1, whose, ": ", name, " is ", value,
+                 ", expected a number from 0 to below 1; usual is ", usual, ".");
+}
+
+}  // namespace
+
+void AdamWOptions::check() const {
+  check_rate("AdamW", "lr", lr, "3e-4");
+  check_fraction("AdamW", "beta1", beta1, "0.9");
+  check_fraction("AdamW", "beta2", beta2, "0.999 or, for language models, 0.95");
+  check_rate("AdamW", "eps", eps, "1e-8");
+  check_rate("AdamW", "weight_decay", weight_decay, "0.01 to 0.1");
+  schedule.check();
+}
+
+void SgdOptions::check() const {
+  check_rate("SGD", "lr", lr, "0.1");
+  check_fraction("SGD", "momentum", momentum, "0.9");
+  check_rate("SGD", "weight_decay", weight_decay, "5e-4");
+  HALFSTEP_CHECK(dampening >= 0 && dampening <= 1, "SGD: dampening is ", dampening,
+                 ", expected a number from 0 to 1; usual is 0.");
+  HALFSTEP_CHECK(!nesterov || (momentum > 0 && dampening == 0),
+                 "SGD: nesterov needs a momentum above 0 (it is ", momentum, ") and no dampening (it is ",
+                 dampening, ").");
+  schedule.check();
+}
+
+namespace optim {
+
+AdamWStep Rule<AdamWOptions>::constants(const AdamWOptions& options, double learning_rate,
+                                        double grad_multiplier, int64_t step, StochasticKey random) {
+  AdamWStep constants = adamw_step({.learning_rate = learning_rate,
+                                    .beta1 = options.beta1,
+                                    .beta2 = options.beta2,
+                                    .eps = options.eps,
+                                    .weight_decay = options.weight_decay},
+                                   step);
+  constants.grad_multiplier = static_cast<float>(grad_multiplier);
+  constants.random = random;
+  return constants;
+}
+
+SgdStep Rule<SgdOptions>::constants(const SgdOptions& options, double learning_rate, double grad_multiplier,
+                                    int64_t step, StochasticKey random) {
+  return {.grad_multiplier = static_cast<float>(grad_multiplier),
+          .learning_rate = static_cast<float>(learning_rate),
+          .momentum = static_cast<float>(options.momentum),
+          .dampening = static_cast<float>(options.dampening),
+          .weight_decay = static_cast<float>(options.weight_decay),
+          .nesterov = options.nesterov,
+          .first = step == 1,
+          .random = random};
+}
+
+}  // namespace optim
+}  // namespace halfstep

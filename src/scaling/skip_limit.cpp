@@ -1,0 +1,19 @@
+#include "scaling/skip_limit.h"
+
+namespace halfstep::scaling {
+
+void check_skip_limit(const char* whose, const LossScaling& options, const LossScaleState& state,
+                      const std::string& parameter) {
+  const int64_t limit = options.max_consecutive_skips;
+  if (limit == 0 || state.consecutive_skips < limit) return;
+  throw SkipLimitError(
+      detail::concat(
+          whose, ": ", state.consecutive_skips,
+          " steps in a row were skipped; the last time the gradient of ", parameter,
+          " was not finite. The loss scale is now ", state.loss_scale, " (floor ", options.floor,
+          "). Training has stopped moving: look for an Inf in the forward pass, lower "
+          "the learning rate, or train in BF16. LossScaling::max_consecutive_skips sets this limit."),
+      parameter);
+}
+
+}  // namespace halfstep::scaling

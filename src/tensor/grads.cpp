@@ -1,0 +1,96 @@
+#include <ATen/core/grad_mode.h>
+#include <halfstep/error.h>
+#include <halfstep/grads.h>
+
+#include <cmath>
+
+#include "kernels/update.h"
+#include "tensor/dense.h"
+#include "tensor/dense_grad.h"
+
+namespace halfstep {
+namespace {
+
+// The largest norm whose square AdamW can keep in FP32: (2^63)^2 = 2^126, with room for the sum of two.
+constexpr double kLargestNorm = 0x1p63;
+
+struct Inspected {
+  std::size_t param = 0;
+  at::Tensor grad{};
+  double sum_of_squares = 0;
+};
+
+std::vector<Inspected> grads_to_inspect(const std::vector<Param>& params) {
+  std::vector<Inspected> inspected;
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    const at::Tensor& grad = params[i].working.grad();
+    if (!grad.defined()) continue;
+    check_grad(params[i], grad);
+    inspected.push_back({i, grad.is_non_overlapping_and_dense() ? grad : grad.contiguous()});
+  }
+  return inspected;
+}
+
+void sum_squares(std::vector<Inspected>& inspected) {
+  std::vector<int64_t> counts;
+  for (const auto& one : inspected) counts.push_back(one.grad.numel());
+  const auto chunks = chunks_of(counts);
+  // Chunk by chunk, and added up in their order afterwards: the same bits whoever took which chunk.
+  std::vector<double> sums(chunks.size());
+  for_each_chunk(chunks.size(), [&](std::size_t i) {
+    const auto [array, first, count] = chunks[i];
+    const at::Tensor& grad = inspected[array].grad;
+    sums[i] = sum_of_squares(*training_format(grad.scalar_type()),
+                             address_of(grad.const_data_ptr(), first, grad.element_size()), count);
+  });
+  for (std::size_t i = 0; i < chunks.size(); ++i) inspected[chunks[i].array].sum_of_squares += sums[i];
+}
+
+}  // namespace
+
+GradSummary inspect_grads(const std::vector<Param>& params, double loss_scale, GradDetail detail) {
+  HALFSTEP_CHECK(loss_scale > 0 && std::isfinite(loss_scale), "inspect_grads: loss_scale is ", loss_scale,
+                 ", expected a positive number; 1 where the loss was not scaled.");
+  const at::NoGradGuard no_grad;
+  std::vector<Inspected> inspected = grads_to_inspect(params);
+  sum_squares(inspected);
+
+  GradSummary summary{.any = !inspected.empty(), .loss_scale = loss_scale};
+  double total = 0;
+  const Inspected* largest = nullptr;
+  for (const Inspected& one : inspected) {
+    const bool finite = std::isfinite(one.sum_of_squares);
+    if (!finite && summary.first_bad.empty()) summary.first_bad = params[one.param].name;
+    if (!largest || one.sum_of_squares > largest->sum_of_squares) largest = &one;
+    total += one.sum_of_squares;
+    if (detail == GradDetail::PerParam)
+      summary.params.push_back({.name = params[one.param].name,
+                                .norm = std::sqrt(one.sum_of_squares) / loss_scale,
+                                .finite = finite});
+  }
+  summary.norm = std::sqrt(total) / loss_scale;
+  if (summary.first_bad.empty() && summary.norm > kLargestNorm)
+    summary.first_bad = params[largest->param].name;
+  summary.finite = summary.first_bad.empty();
+  return summary;
+}
+
+GradMultiplier GradSummary::unclipped() const {
+  return {.value = 1.0 / loss_scale,
+          .finite = finite,
+          .any = any,
+          .norm = norm,
+          .loss_scale = loss_scale,
+          .first_bad = first_bad,
+          .micro_batch = micro_batch};
+}
+
+GradMultiplier GradSummary::clipped_to(double max_norm) const {
+  HALFSTEP_CHECK(max_norm > 0, "clipped_to: max_norm is ", max_norm, ", expected a positive number.");
+  GradMultiplier multiplier = unclipped();
+  const double shrink = max_norm / (norm + 1e-6);  // 1e-6 as in torch's own clip_grad_norm_
+  if (finite && shrink < 1.0) multiplier.value *= shrink;
+  return multiplier;
+}
+
+}  // namespace halfstep

@@ -1,0 +1,142 @@
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_like.h>
+#include <halfstep/error.h>
+#include <halfstep/memory.h>
+#include <halfstep/params.h>
+
+#include <cmath>
+
+#include "kernels/update.h"
+#include "tensor/dense.h"
+#include "tensor/param_checks.h"
+
+namespace halfstep {
+namespace {
+
+/// The type of what a storage keeps beside the working copy; nothing where nothing is kept.
+std::optional<c10::ScalarType> master_type(WeightStorage storage, c10::ScalarType low) {
+  switch (storage) {
+    case WeightStorage::Fp32Master:
+      return at::kFloat;
+    case WeightStorage::SplitMaster:
+      return at::kShort;
+    case WeightStorage::Kahan:
+      return low;
+    default:
+      return std::nullopt;
+  }
+}
+
+UpdateLayout layout_of(const Param& param) {
+  return {.working = *training_format(param.working.scalar_type()), .weights = param.storage};
+}
+
+void* master_data(const Param& param) {
+  return param.master.defined() ? param.master.mutable_data_ptr() : nullptr;
+}
+
+std::size_t master_element_bytes(const Param& param) {
+  return param.master.defined() ? param.master.element_size() : 0;
+}
+
+void check_finite(const std::string& name, const at::Tensor& values) {
+  const auto* data = values.const_data_ptr<float>();
+  const auto chunks = chunks_of({values.numel()});
+  std::atomic<bool> finite = true;
+  for_each_chunk(chunks.size(), [&](std::size_t i) {
+    if (!std::isfinite(sum_of_squares(Format::FP32, data + chunks[i].first_element, chunks[i].count)))
+      finite = false;
+  });
+  HALFSTEP_CHECK(finite, "parameter '", name,
+                 "' holds an Inf or a NaN. No training recovers from that: mend its initialisation or the "
+                 "file that it was loaded from.");
+}
+
+void write_values(const Param& param, const at::Tensor& dense_values) {
+  const UpdateLayout layout = layout_of(param);
+  const auto* values = dense_values.const_data_ptr<float>();
+  const auto chunks = chunks_of({dense_values.numel()});
+  void* const working = param.working.mutable_data_ptr();
+  for_each_chunk(chunks.size(), [&](std::size_t i) {
+    const auto [array, first, count] = chunks[i];
+    store_weights(layout, values + first, address_of(working, first, param.working.element_size()),
+                  address_of(master_data(param), first, master_element_bytes(param)), count);
+  });
+}
+
+}  // namespace
+
+void check_can_be_param(const std::string& name, const at::Tensor& parameter, WeightStorage storage,
+                        c10::ScalarType low) {
+  HALFSTEP_CHECK(parameter.defined(), "parameter '", name, "' is an undefined tensor.");
+  HALFSTEP_CHECK(parameter.device().is_cpu(), "parameter '", name, "' is on ", parameter.device(),
+                 "; masters and fused optimizers run on the CPU in this version. Use AutocastScope and "
+                 "GradScaler with a torch::optim optimizer there.");
+  HALFSTEP_CHECK(parameter.scalar_type() == at::kFloat, "parameter '", name, "' is ", parameter.scalar_type(),
+                 ", expected Float: the full values are kept before the model is rounded. Remove the model's "
+                 "own to(...) and give it to Halfstep in FP32.");
+  HALFSTEP_CHECK(parameter.layout() == at::kStrided && parameter.is_non_overlapping_and_dense(),
+                 "parameter '", name, "' is not dense (sizes ", parameter.sizes(), ", strides ",
+                 parameter.strides(), "): make it so with contiguous() before training.");
+  HALFSTEP_CHECK(storage == WeightStorage::Fp32 || low == at::kBFloat16 || low == at::kHalf, "parameter '",
+                 name, "': a working copy in ", low, " was asked for; expected BFloat16 or Half.");
+  HALFSTEP_CHECK(storage != WeightStorage::SplitMaster || low == at::kBFloat16, "parameter '", name,
+                 "': a split master needs a BFloat16 working copy, whose 16 bits are the upper half of FP32; "
+                 "with ",
+                 low, " use WeightStorage::Fp32Master.");
+  check_finite(name, parameter.detach());
+}
+
+Param make_param(std::string name, at::Tensor parameter, WeightStorage storage, c10::ScalarType low) {
+  const at::NoGradGuard no_grad;
+  check_can_be_param(name, parameter, storage, low);
+
+  Param param{.name = std::move(name), .working = std::move(parameter), .storage = storage};
+  param.working.mutable_grad().reset();
+  if (storage == WeightStorage::Fp32) return param;
+
+  const at::Tensor full = param.working.detach();  // shares the FP32 values, which set_data does not touch
+  if (const auto type = master_type(storage, low)) {
+    const MemoryClassScope memory(MemoryClass::Master);
+    param.master = at::empty_like(full, full.options().dtype(*type));
+  }
+  {
+    const MemoryClassScope memory(MemoryClass::Working);
+    param.working.set_data(at::empty_like(full, full.options().dtype(low)));
+  }
+  write_values(param, full);
+  return param;
+}
+
+at::Tensor full_precision(const Param& param) {
+  const at::NoGradGuard no_grad;
+  at::Tensor values =
+      at::empty_like(param.working, param.working.options().dtype(at::kFloat).requires_grad(false));
+  const UpdateLayout layout = layout_of(param);
+  const auto chunks = chunks_of({values.numel()});
+  auto* const out = values.mutable_data_ptr<float>();
+  const void* const working = param.working.const_data_ptr();
+  for_each_chunk(chunks.size(), [&](std::size_t i) {
+    const auto [array, first, count] = chunks[i];
+    load_weights(layout, address_of(working, first, param.working.element_size()),
+                 address_of(master_data(param), first, master_element_bytes(param)), out + first, count);
+  });
+  return values;
+}
+
+void set_full_precision(const Param& param, const at::Tensor& values) {
+  const at::NoGradGuard no_grad;
+  HALFSTEP_CHECK(values.sizes() == param.working.sizes() && values.scalar_type() == at::kFloat &&
+                     values.device().is_cpu(),
+                 "parameter '", param.name, "' has shape ", param.working.sizes(),
+                 " and takes Float values on the CPU; given were ", values.scalar_type(), " of shape ",
+                 values.sizes(), " on ", values.device(), ".");
+  const at::Tensor dense =
+      at::empty_like(param.working, param.working.options().dtype(at::kFloat).requires_grad(false))
+          .copy_(values);
+  check_finite(param.name, dense);
+  write_values(param, dense);
+  param.working.unsafeGetTensorImpl()->bump_version();
+}
+
+}  // namespace halfstep

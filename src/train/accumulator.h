@@ -1,0 +1,43 @@
+// Sums the gradients of micro-batches beside the parameters.
+#pragma once
+
+#include <halfstep/mixed_precision.h>
+
+#include <string>
+#include <vector>
+
+namespace halfstep::train {
+
+class GradAccumulator {
+ public:
+  explicit GradAccumulator(Accumulation kind) : kind_(kind) {}
+
+  /// Checks the gradients that backward left, adds them to the sums and drops them. Those of a micro-batch
+  /// that is not finite are dropped without being added.
+  void add_micro_batch(const std::vector<Param>& params, double loss_scale);
+
+  /// Ends the step's micro-batches: the sums become the parameters' gradients, to be read and dropped as any.
+  /// With a summary of them that says which micro-batch was bad, if one was.
+  GradSummary close(const std::vector<Param>& params, double loss_scale, GradDetail detail);
+
+  /// The next micro-batch starts a new sum.
+  void begin_step();
+
+ private:
+  struct Sum {
+    at::Tensor values;        // FP32, or BF16
+    at::Tensor compensation;  // BF16, with Accumulation::Bf16Kahan
+    bool begun = false;       // in this step
+  };
+
+  void add(const std::vector<Param>& params);
+
+  Accumulation kind_;
+  std::vector<Sum> sums_;  // one for each parameter, made when it first has a gradient
+  int64_t micro_batches_ = 0;
+  int64_t bad_micro_batch_ = -1;  // the first one
+  std::string bad_parameter_;
+  bool closed_ = false;
+};
+
+}  // namespace halfstep::train

@@ -1,0 +1,182 @@
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/full.h>
+#include <halfstep/error.h>
+#include <halfstep/mixed_precision.h>
+#include <torch/nn/module.h>
+
+#include <cstring>
+#include <unordered_set>
+
+#include "scaling/scaler_state.h"
+#include "scaling/skip_limit.h"
+#include "tensor/faults.h"
+#include "tensor/param_checks.h"
+#include "train/accumulator.h"
+#include "train/float32_products.h"
+
+namespace halfstep {
+namespace {
+
+std::vector<Param> take_in(const Precision& precision, torch::nn::Module& model) {
+  std::vector<Param> params;
+  const auto named = model.named_parameters();
+  // All before the first is rounded: a model that is refused is left as it was.
+  for (const auto& item : named)
+    check_can_be_param(item.key(), item.value(), precision.weights, precision.compute);
+  std::unordered_set<const c10::TensorImpl*> seen;
+  for (const auto& item : named)
+    if (seen.insert(item.value().unsafeGetTensorImpl()).second)
+      params.push_back(make_param(item.key(), item.value(), precision.weights, precision.compute));
+  HALFSTEP_CHECK(!params.empty(), "MixedPrecision: the model has no parameters.");
+  return params;
+}
+
+constexpr const char* kLossScalePrefix = "loss_scale.";
+
+}  // namespace
+
+struct MixedPrecision::Impl {
+  Precision precision;
+  MixedPrecisionOptions options;
+  std::optional<train::Float32ProductsGuard> float32_products;
+  std::vector<Param> params;
+  std::optional<scaling::ScalerState> scaler;
+  std::optional<train::GradAccumulator> accumulator;
+
+  Impl(Precision given, torch::nn::Module& model, MixedPrecisionOptions given_options)
+      : precision(std::move(given)), options(given_options) {
+    precision.check();
+    if (options.cpu_allocator) install_cpu_allocator();
+    // Before the model is touched: it refuses a precision that this machine only emulates.
+    if (precision.compute != at::kFloat) {
+      const AutocastScope probe(precision.compute, precision.ops, options.autocast);
+    }
+    if (precision.float32_products != Float32Products::Full)
+      float32_products.emplace(precision.float32_products);
+    params = take_in(precision, model);
+    if (precision.loss_scaling) scaler = {{*precision.loss_scaling, initial_state(*precision.loss_scaling)}};
+    if (options.accumulation != Accumulation::None) accumulator.emplace(options.accumulation);
+  }
+
+  double loss_scale() const { return scaler ? scaler->state.loss_scale : 1.0; }
+
+  /// Autograd would add to it in its own low precision and round what the micro-batches add.
+  void check_no_grad_left() const {
+    for (const Param& param : params)
+      HALFSTEP_CHECK(param.storage == WeightStorage::Fp32 || !param.working.grad().defined(),
+                     "MixedPrecision: backward, but '", param.name,
+                     "' still has a gradient, and adding to it in ", param.working.grad().scalar_type(),
+                     " would lose bits. Call optimizer.zero_grad() after each step, or ask for "
+                     "Accumulation::Fp32 if several micro-batches are meant.");
+  }
+};
+
+MixedPrecision::ForwardScope::ForwardScope(const MixedPrecision& mp) : memory_(MemoryClass::Activation) {
+  const Precision& precision = mp.impl_->precision;
+  if (precision.compute != at::kFloat)
+    autocast_.emplace(precision.compute, precision.ops, mp.impl_->options.autocast);
+}
+
+MixedPrecision::MixedPrecision(Precision precision, torch::nn::Module& model, MixedPrecisionOptions options)
+    : impl_(std::make_unique<Impl>(std::move(precision), model, options)) {}
+MixedPrecision::~MixedPrecision() = default;
+MixedPrecision::MixedPrecision(MixedPrecision&&) noexcept = default;
+MixedPrecision& MixedPrecision::operator=(MixedPrecision&&) noexcept = default;
+
+const std::vector<Param>& MixedPrecision::params() const { return impl_->params; }
+const Precision& MixedPrecision::precision() const { return impl_->precision; }
+double MixedPrecision::loss_scale() const { return impl_->loss_scale(); }
+const LossScaleState* MixedPrecision::loss_scale_state() const {
+  return impl_->scaler ? &impl_->scaler->state : nullptr;
+}
+
+void MixedPrecision::backward(const at::Tensor& loss) {
+  HALFSTEP_CHECK(loss.defined() && loss.numel() == 1,
+                 "MixedPrecision: backward needs a loss of one element, not ",
+                 loss.defined() ? detail::concat("a tensor of shape ", loss.sizes()) : "an undefined tensor",
+                 ". Take its mean or sum first.");
+  impl_->check_no_grad_left();
+  const MemoryClassScope memory(MemoryClass::Gradient);
+  if (impl_->scaler) {
+    // In FP32: 2^16 times a loss of 2 is Inf in FP16.
+    const auto factor =
+        at::full({}, impl_->loss_scale(), loss.options().dtype(at::kFloat).requires_grad(false));
+    (loss * factor).backward();
+  } else {
+    loss.backward();
+  }
+  if (impl_->accumulator) impl_->accumulator->add_micro_batch(impl_->params, impl_->loss_scale());
+}
+
+GradSummary MixedPrecision::inspect_grads(GradDetail detail) {
+  if (impl_->accumulator) return impl_->accumulator->close(impl_->params, impl_->loss_scale(), detail);
+  return halfstep::inspect_grads(impl_->params, impl_->loss_scale(), detail);
+}
+
+void MixedPrecision::advance(const GradSummary& grads) {
+  if (impl_->accumulator) impl_->accumulator->begin_step();
+  if (!impl_->scaler || !grads.any) return;
+  auto& [options, state] = *impl_->scaler;
+  HALFSTEP_CHECK(grads.loss_scale == state.loss_scale,
+                 "MixedPrecision: advance with gradients that carry a loss "
+                 "scale of ",
+                 grads.loss_scale, "; the present one is ", state.loss_scale,
+                 ". Call it once a step, with what inspect_grads returned in that step.");
+  state = next_state(options, state, grads.finite);
+  scaling::check_skip_limit("MixedPrecision", options, state, grads.first_bad);
+}
+
+// Weights by name, as they lie in memory: visit(name, tensor).
+template <typename Visit>
+static void for_each_weight(const std::vector<Param>& params, Visit visit) {
+  for (const Param& param : params) {
+    visit("working." + param.name, param.working);
+    if (param.master.defined()) visit("master." + param.name, param.master);
+  }
+}
+
+StateDict MixedPrecision::state_dict() const {
+  StateDict saved;
+  saved.set("precision", impl_->precision.name());
+  saved.set("weights", static_cast<int64_t>(impl_->precision.weights));
+  for_each_weight(impl_->params, [&](const std::string& name, const at::Tensor& tensor) {
+    saved.set(name, tensor.detach().clone());
+  });
+  if (impl_->scaler)
+    for (const auto& [name, value] : scaling::saved_form(*impl_->scaler))
+      saved.set(kLossScalePrefix + name, value);
+  return saved;
+}
+
+void MixedPrecision::load_state_dict(const StateDict& saved) {
+  const at::NoGradGuard no_grad;
+  const StateDict present = state_dict();
+  std::vector<std::string_view> names;
+  for (const auto& [name, value] : present) names.push_back(name);
+  saved.expect_exactly("MixedPrecision", names);
+
+  Faults faults;
+  faults.expect(saved.text("precision") == present.text("precision"), "'precision' is ",
+                saved.text("precision"), ", expected ", present.text("precision"));
+  faults.expect(saved.integer("weights") == present.integer("weights"), "'weights' is WeightStorage ",
+                saved.integer("weights"), ", expected ", present.integer("weights"));
+  for_each_weight(impl_->params, [&](const std::string& name, const at::Tensor& tensor) {
+    faults.expect_like(name, saved.tensor(name), tensor);
+  });
+  faults.throw_if_any("MixedPrecision");
+  std::optional<scaling::ScalerState> scaler;
+  if (impl_->scaler) {
+    StateDict loss_scale;
+    for (const auto& [name, value] : saved)
+      if (name.starts_with(kLossScalePrefix))
+        loss_scale.set(name.substr(std::strlen(kLossScalePrefix)), value);
+    scaler = scaling::loaded_from(loss_scale);
+  }
+
+  impl_->scaler = scaler;
+  for_each_weight(impl_->params,
+                  [&](const std::string& name, at::Tensor tensor) { tensor.copy_(saved.tensor(name)); });
+  if (impl_->accumulator) impl_->accumulator->begin_step();
+}
+
+}  // namespace halfstep

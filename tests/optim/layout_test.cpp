@@ -1,0 +1,117 @@
+// Whatever a tensor looks like, the update is right or the tensor is refused by name.
+#include <gtest/gtest.h>
+#include <halfstep/optim.h>
+#include <torch/torch.h>
+
+#include "support/bits.h"
+#include "support/error_of.h"
+
+namespace halfstep {
+namespace {
+
+using testing::bit_equal;
+using testing::error_of;
+
+torch::Tensor result_with(const torch::Tensor& weights, const torch::Tensor& grad, WeightStorage storage) {
+  const Param param = make_param("w", weights, storage, at::kBFloat16);
+  AdamW optimizer({param}, {.lr = 0.1});
+  param.working.mutable_grad() = grad;
+  EXPECT_TRUE(optimizer.step(inspect_grads({param}).clipped_to(2.0)).stepped());
+  return full_precision(param).contiguous();
+}
+
+TEST(Layout, StridesOfWeightAndGradientDoNotMatter) {
+  torch::manual_seed(2);
+  const auto weights = torch::randn({6, 7, 5}), grad = torch::randn({6, 7, 5});
+  const auto transposed = [](const torch::Tensor& t) {
+    return t.transpose(0, 2).contiguous().transpose(0, 2);
+  };
+  auto wide = torch::zeros({6, 7, 10});
+  const auto sliced = wide.slice(2, 0, 10, 2).copy_(grad);
+  for (const auto storage : {WeightStorage::Fp32, WeightStorage::Fp32Master, WeightStorage::SplitMaster}) {
+    const auto expected = result_with(weights.clone(), grad, storage);
+    EXPECT_TRUE(bit_equal(result_with(weights.clone(), transposed(grad), storage), expected));
+    EXPECT_TRUE(bit_equal(result_with(weights.clone(), sliced, storage), expected));
+    EXPECT_TRUE(bit_equal(result_with(transposed(weights), grad, storage), expected));
+    EXPECT_TRUE(bit_equal(result_with(transposed(weights), transposed(grad), storage), expected));
+  }
+  const auto expanded = torch::ones({1, 1, 1}).expand({6, 7, 5});
+  EXPECT_TRUE(bit_equal(result_with(weights.clone(), expanded, WeightStorage::Fp32),
+                        result_with(weights.clone(), torch::ones({6, 7, 5}), WeightStorage::Fp32)));
+}
+
+// Why the engine's fused step is not simply called: it reads a transposed gradient as if it were not.
+TEST(Layout, EnginesFusedStepIsWrongOnATransposedGradient) {
+  torch::manual_seed(3);
+  const auto weights = torch::randn({6, 7}), grad = torch::randn({6, 7});
+  const auto engine = [&](const torch::Tensor& g) {
+    auto w = weights.clone();
+    at::_fused_adamw_({w}, {g}, {torch::zeros_like(w)}, {torch::zeros_like(w)}, {}, {torch::ones({})}, 0.1,
+                      0.9, 0.999, 0.0, 1e-8, false, false);
+    return w;
+  };
+  EXPECT_FALSE(bit_equal(engine(grad), engine(grad.t().contiguous().t())))
+      << "LibTorch mended it: the comment in src/tensor/dense_grad.h can go";
+}
+
+TEST(Layout, EmptyAndZeroDimensionalTensorsAreTensors) {
+  const Param empty = make_param("empty", torch::zeros({0, 3}), WeightStorage::SplitMaster, at::kBFloat16);
+  const Param scalar = make_param("scalar", torch::ones({}), WeightStorage::SplitMaster, at::kBFloat16);
+  empty.working.mutable_grad() = torch::zeros({0, 3}, at::kBFloat16);
+  scalar.working.mutable_grad() = torch::ones({}, at::kBFloat16);
+  AdamW optimizer({empty, scalar}, {.lr = 0.25, .weight_decay = 0.0, .moments = MomentStorage::Blockwise8});
+  const auto grads = inspect_grads({empty, scalar});
+  EXPECT_EQ(grads.norm, 1.0);
+  ASSERT_TRUE(optimizer.step(grads.unclipped()).stepped());
+  // The first step of Adam is lr * sign(gradient), up to eps.
+  EXPECT_NEAR(full_precision(scalar).item<float>(), 0.75, 1e-6);
+  const Param alone = make_param("empty", torch::zeros({0}), WeightStorage::Fp32, at::kFloat);
+  alone.working.mutable_grad() = torch::zeros({0});
+  EXPECT_TRUE(AdamW({alone}).step(inspect_grads({alone}).clipped_to(1.0)).stepped());
+}
+
+TEST(Layout, SharedMemoryIsRefusedByBothNames) {
+  const auto memory = torch::randn({10});
+  const Param head = make_param("head", memory.slice(0, 0, 6), WeightStorage::Fp32, at::kFloat);
+  const Param tail = make_param("tail", memory.slice(0, 5, 10), WeightStorage::Fp32, at::kFloat);
+  EXPECT_NE(error_of([&] { AdamW({head, tail}); }).find("'head' and 'tail' share memory"), std::string::npos);
+  const Param rest = make_param("rest", memory.slice(0, 6, 10), WeightStorage::Fp32, at::kFloat);
+  EXPECT_NO_THROW(AdamW({head, rest}));  // neighbours in one buffer are apart
+}
+
+TEST(Layout, WhatTheKernelsCannotReadIsRefusedByName) {
+  const auto refused = [](const char* what, auto&& call) {
+    const auto message = error_of(call);
+    EXPECT_NE(message.find(what), std::string::npos) << message;
+  };
+  const auto make = [](const torch::Tensor& tensor, WeightStorage storage = WeightStorage::Fp32) {
+    return make_param("w", tensor, storage, at::kHalf);
+  };
+  refused("'w' is Double, expected Float", [&] { (void)make(torch::ones({3}, at::kDouble)); });
+  refused("'w' is not dense", [&] { (void)make(torch::ones({6}).slice(0, 0, 6, 2)); });
+  refused("'w' is not dense", [&] { (void)make(torch::ones({1}).expand({6})); });
+  refused("holds an Inf or a NaN", [&] { (void)make(torch::full({3}, NAN)); });
+  refused("a split master needs a BFloat16",
+          [&] { (void)make(torch::ones({3}), WeightStorage::SplitMaster); });
+
+  const Param param = make(torch::ones({4, 2}));
+  AdamW optimizer({param});
+  const auto before = full_precision(param);
+  const auto refused_grad = [&](const char* what, const torch::Tensor& grad) {
+    param.working.mutable_grad() = grad;
+    refused(what, [&] { (void)inspect_grads({param}); });
+    refused(what, [&] { (void)optimizer.step({}); });
+  };
+  refused_grad("'w' is Double", torch::ones({4, 2}, at::kDouble));
+  refused_grad("layout Sparse", torch::ones({4, 2}).to_sparse());
+  refused_grad("'w' has shape [2, 4]", torch::ones({2, 4}));
+  EXPECT_TRUE(bit_equal(full_precision(param), before));
+  refused("expected a Float master", [&] {
+    AdamW({Param{.name = "w", .working = torch::ones({3}, at::kHalf), .storage = WeightStorage::Fp32Master}});
+  });
+  refused("working copy of 'w' is Half, expected Float",
+          [&] { AdamW({Param{.name = "w", .working = torch::ones({3}, at::kHalf)}}); });
+}
+
+}  // namespace
+}  // namespace halfstep

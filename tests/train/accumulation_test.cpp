@@ -1,0 +1,136 @@
+// Micro-batches summed beside low-precision gradients.
+#include <gtest/gtest.h>
+#include <halfstep/mixed_precision.h>
+#include <halfstep/optim.h>
+#include <torch/torch.h>
+
+#include "support/any_machine.h"
+#include "support/bits.h"
+#include "support/error_of.h"
+
+namespace halfstep {
+namespace {
+
+using testing::bit_equal;
+using testing::error_of;
+
+/// Its gradient is what the test says: loss = sum(w * wanted).
+struct Probe : torch::nn::Module {
+  explicit Probe(int64_t count) {
+    w = register_parameter("w", torch::ones({count}));
+    unused = register_parameter("unused", torch::ones({3}));
+  }
+  at::Tensor loss(const at::Tensor& wanted) { return (w * wanted.to(w.scalar_type())).sum(at::kFloat); }
+  at::Tensor w, unused;
+};
+
+MixedPrecisionOptions with(Accumulation accumulation) {
+  return {.autocast = testing::kAnyMachine, .accumulation = accumulation};
+}
+
+TEST(Accumulation, Fp32SumIsExactWhereBf16WouldLoseEverySmallTerm) {
+  // 256 + 255 times 1: in BF16 256 + 1 = 256, so autograd's own sum stays 256.
+  Probe model(5);
+  MixedPrecision mp(Precision::bf16(), model, with(Accumulation::Fp32));
+  mp.backward(model.loss(torch::full({5}, 256.0)));
+  for (int i = 0; i < 255; ++i) mp.backward(model.loss(torch::ones({5})));
+  const auto grads = mp.inspect_grads();
+  EXPECT_TRUE(grads.finite);
+  EXPECT_TRUE(bit_equal(model.w.grad(), torch::full({5}, 511.0f)));
+  EXPECT_DOUBLE_EQ(grads.norm, 511.0 * std::sqrt(5.0));
+  EXPECT_FALSE(model.unused.grad().defined());
+}
+
+TEST(Accumulation, KahanInBf16StaysWithinARoundingOfTheSum) {
+  torch::manual_seed(4);
+  Probe model(1000);
+  MixedPrecision mp(Precision::bf16(), model, with(Accumulation::Bf16Kahan));
+  auto exact = torch::zeros({1000}, at::kDouble), magnitudes = torch::zeros({1000}, at::kDouble);
+  constexpr int kMicroBatches = 64;
+  for (int i = 0; i < kMicroBatches; ++i) {
+    const auto wanted = torch::randn({1000}).to(at::kBFloat16);
+    exact += wanted.to(at::kDouble);
+    magnitudes += wanted.to(at::kDouble).abs();
+    mp.backward(model.loss(wanted));
+  }
+  (void)mp.inspect_grads();
+  EXPECT_EQ(model.w.grad().scalar_type(), at::kBFloat16);
+  // Kahan: 2u of the sum's own rounding and n u^2 of the compensations', with u = 2^-8 (Higham, 4.3).
+  const auto bound = exact.abs() * 0x1p-7 + magnitudes * (kMicroBatches * 0x1p-15);
+  EXPECT_TRUE(((model.w.grad().to(at::kDouble) - exact).abs() <= bound).all().item<bool>());
+}
+
+TEST(Accumulation, BadMicroBatchIsNamedAndDoesNotPoisonTheSum) {
+  for (const auto accumulation : {Accumulation::Fp32, Accumulation::Bf16Kahan}) {
+    Probe model(5);
+    auto precision = Precision::fp16();
+    precision.loss_scaling->initial = 0x1p10;  // this loss has gradients of about 1
+    MixedPrecision mp(precision, model, with(accumulation));
+    AdamW optimizer(mp.params());
+    const auto before = mp.state_dict();
+    const double scale = mp.loss_scale();
+    auto bad = torch::ones({5});
+    bad[3] = INFINITY;
+    mp.backward(model.loss(torch::full({5}, 0x1p-10)));
+    mp.backward(model.loss(torch::full({5}, 0x1p-10)));
+    mp.backward(model.loss(bad));
+    EXPECT_FALSE(model.w.grad().defined());
+    mp.backward(model.loss(torch::full({5}, 0x1p-10)));
+    const auto grads = mp.inspect_grads();
+    EXPECT_FALSE(grads.finite);
+    EXPECT_EQ(grads.micro_batch, 2);
+    EXPECT_EQ(grads.first_bad, "w");
+    EXPECT_DOUBLE_EQ(grads.norm, 3 * 0x1p-10 * std::sqrt(5.0));  // of the three good ones
+    const auto report = optimizer.step(grads.clipped_to(1.0));
+    EXPECT_EQ(report.outcome, StepOutcome::SkippedNonFinite);
+    EXPECT_NE(report.sentence().find("in micro-batch 2"), std::string::npos) << report.sentence();
+    mp.advance(grads);
+    optimizer.zero_grad();
+    EXPECT_EQ(mp.loss_scale(), scale / 2);
+    EXPECT_TRUE(bit_equal(model.w, before.tensor("working.w")));
+
+    // And the next step starts clean.
+    mp.backward(model.loss(torch::full({5}, 0x1p-10)));
+    const auto next = mp.inspect_grads();
+    EXPECT_TRUE(next.finite);
+    EXPECT_EQ(next.micro_batch, -1);
+    EXPECT_DOUBLE_EQ(next.norm, 0x1p-10 * std::sqrt(5.0));
+  }
+}
+
+TEST(Accumulation, StepOverMicroBatchesIsTheStepOverTheirSum) {
+  torch::manual_seed(5);
+  Probe summed(50), whole(50);
+  MixedPrecision micro(Precision::bf16(), summed, with(Accumulation::Fp32));
+  MixedPrecision once(Precision::bf16(), whole, with(Accumulation::None));
+  AdamW micro_optimizer(micro.params()), once_optimizer(once.params());
+  for (int step = 0; step < 5; ++step) {
+    const auto wanted = torch::randint(-8, 8, {4, 50}).to(at::kFloat);  // sums that BF16 holds
+    for (int i = 0; i < 4; ++i) micro.backward(summed.loss(wanted[i]));
+    once.backward(whole.loss(wanted.sum(0)));
+    for (auto [mp, optimizer] : {std::pair{&micro, &micro_optimizer}, std::pair{&once, &once_optimizer}}) {
+      const auto grads = mp->inspect_grads();
+      ASSERT_TRUE(optimizer->step(grads.clipped_to(1.0)).stepped());
+      mp->advance(grads);
+      optimizer->zero_grad();
+    }
+    EXPECT_TRUE(bit_equal(full_precision(micro.params()[0]), full_precision(once.params()[0])));
+  }
+}
+
+TEST(Accumulation, BackwardAfterInspectIsRefusedUntilAdvance) {
+  Probe model(5);
+  MixedPrecision mp(Precision::bf16(), model, with(Accumulation::Fp32));
+  AdamW optimizer(mp.params());
+  mp.backward(model.loss(torch::ones({5})));
+  const auto grads = mp.inspect_grads();
+  EXPECT_NE(error_of([&] { mp.backward(model.loss(torch::ones({5}))); }).find("still has a gradient"),
+            std::string::npos);
+  ASSERT_TRUE(optimizer.step(grads.unclipped()).stepped());
+  optimizer.zero_grad();
+  EXPECT_NE(error_of([&] { mp.backward(model.loss(torch::ones({5}))); }).find("call advance first"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace halfstep

@@ -1,0 +1,85 @@
+// Saved and resumed between steps: the rest of the run has the bits of the uninterrupted one.
+#include <gtest/gtest.h>
+#include <halfstep/mixed_precision.h>
+#include <halfstep/optim.h>
+#include <torch/torch.h>
+
+#include "support/any_machine.h"
+#include "support/bits.h"
+#include "support/error_of.h"
+#include "support/small_models.h"
+
+namespace halfstep {
+namespace {
+
+using testing::bit_equal;
+using testing::error_of;
+using testing::Mlp;
+
+struct Training {
+  explicit Training(const Precision& precision, int seed)
+      : model((torch::manual_seed(seed), std::make_shared<Mlp>(12, 24, 5))),
+        mp(precision, *model, {.autocast = testing::kAnyMachine}),
+        optimizer(mp.params(), {.lr = 1e-2}) {}
+
+  void train(int from, int to) {
+    for (int step = from; step < to; ++step) {
+      torch::manual_seed(500 + step);
+      const auto x = torch::randn({16, 12}), target = torch::randint(5, {16});
+      mp.backward(mp.forward([&] { return model->loss(x, target); }));
+      const auto grads = mp.inspect_grads();
+      (void)optimizer.step(grads.clipped_to(0.5));
+      mp.advance(grads);
+      optimizer.zero_grad();
+    }
+  }
+
+  std::shared_ptr<Mlp> model;
+  MixedPrecision mp;
+  AdamW optimizer;
+};
+
+TEST(MixedPrecisionState, ResumedRunFollowsTheUninterruptedOne) {
+  auto fp16 = Precision::fp16();
+  fp16.loss_scaling->growth_interval = 3;  // so that the scale moves within the test
+  for (const auto& precision : {Precision::fp32(), Precision::bf16(), Precision::bf16(WeightStorage::Kahan),
+                                Precision::bf16(WeightStorage::Fp32), fp16}) {
+    Training whole(precision, 1), first(precision, 1), second(precision, 2);
+    whole.train(0, 12);
+    first.train(0, 5);
+    second.mp.load_state_dict(first.mp.state_dict());
+    second.optimizer.load_state_dict(first.optimizer.state_dict());
+    second.train(5, 12);
+    const StateDict expected = whole.mp.state_dict(), resumed = second.mp.state_dict();
+    for (const auto& [name, value] : expected) {
+      if (const auto* tensor = std::get_if<at::Tensor>(&value))
+        EXPECT_TRUE(bit_equal(*tensor, resumed.tensor(name))) << precision.name() << " " << name;
+      if (const auto* real = std::get_if<double>(&value)) EXPECT_EQ(*real, resumed.real(name)) << name;
+      if (const auto* number = std::get_if<int64_t>(&value))
+        EXPECT_EQ(*number, resumed.integer(name)) << name;
+    }
+  }
+}
+
+TEST(MixedPrecisionState, ThatDoesNotFitIsRefusedWholeWithAllFaults) {
+  Training run(Precision::bf16(), 1), other(Precision::bf16(), 2);
+  StateDict bad = other.mp.state_dict();
+  bad.set("working.body.0.weight", torch::zeros({3}));
+  bad.set("master.body.0.bias", torch::zeros({24}, at::kFloat));
+  bad.set("weights", int64_t{1});
+  const auto before = run.mp.state_dict();
+  const auto message = error_of([&] { run.mp.load_state_dict(bad); });
+  for (const char* part :
+       {"'working.body.0.weight' is Float of shape [3], expected BFloat16 of shape [24, 12]",
+        "'master.body.0.bias' is Float", "'weights' is WeightStorage 1"})
+    EXPECT_NE(message.find(part), std::string::npos) << message;
+  EXPECT_TRUE(
+      bit_equal(run.mp.state_dict().tensor("working.body.2.weight"), before.tensor("working.body.2.weight")));
+  EXPECT_NE(error_of([&] {
+              run.mp.load_state_dict(Training(Precision::fp16(), 1).mp.state_dict());
+            }).find("loss_scale.scale"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace halfstep
