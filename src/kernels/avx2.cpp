@@ -241,7 +241,7 @@ constinit const KernelTable kAvx2Kernels = {
                {},
                kernels_of<Format::E2M1>()},
     .random = random,
-    .update = &kScalarUpdateStages,
+    .update = &kAvx2UpdateStages,
 };
 
 }  // namespace halfstep

@@ -222,7 +222,7 @@ constinit const KernelTable kAvx512Kernels = {
                {},
                kernels_of<Format::E2M1>()},
     .random = random,
-    .update = &kScalarUpdateStages,
+    .update = &kAvx512UpdateStages,
 };
 
 }  // namespace halfstep
