@@ -1,0 +1,57 @@
+// What autograd keeps for backward, and what it may keep instead.
+//
+// LibTorch 2.13 asks its engine for hooks whenever a tensor is saved. Ours, put in place while the library is
+// loaded, answers with the packers of this thread: none, outside every SavedTensorScope, and then all is
+// stock.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+
+namespace halfstep {
+
+/// What is kept in place of a tensor, and how the tensor comes back from it.
+struct PackedTensor {
+  /// Offered to the next outer packer in turn. Undefined: `restore` has all that it needs.
+  at::Tensor kept;
+  /// Runs at backward, with gradients off, as often as the tensor is asked for; gives the same values, type,
+  /// shape and device each time.
+  std::function<at::Tensor(const at::Tensor& kept)> restore;
+};
+
+/// Decides about each tensor that is saved in its scope. Parameters (leaves that require a gradient) and
+/// views of them are never shown to it.
+///
+/// at::ThreadLocalState carries scopes to other threads: a packer with state of its own must guard it.
+class SavedTensorPacker {
+ public:
+  virtual ~SavedTensorPacker() = default;
+  /// Nothing: keep the tensor as it is. Gradients are off during the call.
+  virtual std::optional<PackedTensor> pack(const at::Tensor& tensor) = 0;
+};
+
+/// Puts a packer to work on this thread until the end of the block. Scopes nest: the innermost is asked
+/// first.
+///
+/// While hooks are present LibTorch does not check whether a saved tensor was changed in place; here that
+/// check is made on what was kept, and fails with an Error.
+class SavedTensorScope {
+ public:
+  /// Throws an Error that names `user` where the process has another engine than LibTorch's own.
+  SavedTensorScope(std::shared_ptr<SavedTensorPacker> packer, const char* user);
+
+  SavedTensorScope(const SavedTensorScope&) = delete;
+  SavedTensorScope& operator=(const SavedTensorScope&) = delete;
+
+ private:
+  c10::DebugInfoGuard guard_;
+};
+
+/// Whether scopes can open here: no, in a process whose autograd engine is Python's or somebody else's.
+bool saved_tensors_can_be_packed();
+
+}  // namespace halfstep
