@@ -1,23 +1,28 @@
 #!/usr/bin/env python3
-"""Prints what changes in examples/01_fp32.cpp to train it in FP16, as README.md shows it; fails beyond six lines.
+"""Prints what changes from one example to another, as README.md shows it; fails beyond --most lines.
 
 The first line of each file, a comment about the file itself, is left out. A line that is replaced counts once.
 """
+import argparse
 import difflib
 import pathlib
 import sys
 
 EXAMPLES = pathlib.Path(__file__).resolve().parent.parent / "examples"
-MOST_LINES = 6
 
 
 def code_of(name):
-    return (EXAMPLES / name).read_text().splitlines()[1:]
+    return (EXAMPLES / f"{name}.cpp").read_text().splitlines()[1:]
 
 
-diff = list(difflib.unified_diff(code_of("01_fp32.cpp"), code_of("03_fp16.cpp"), lineterm="", n=1))[2:]
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("before", help="an example without its ending: 00_libtorch")
+parser.add_argument("after")
+parser.add_argument("--most", type=int, help="how many lines may change")
+given = parser.parse_args()
+
+diff = list(difflib.unified_diff(code_of(given.before), code_of(given.after), lineterm="", n=1))[2:]
 print("\n".join(" ..." if line.startswith("@@") else line for line in diff[1:]))
-added = sum(line.startswith("+") for line in diff)
-removed = sum(line.startswith("-") for line in diff)
-if max(added, removed) > MOST_LINES:
-    sys.exit(f"{max(added, removed)} lines changed, more than {MOST_LINES}")
+changed = max(sum(line.startswith(sign) for line in diff) for sign in "+-")
+if given.most is not None and changed > given.most:
+    sys.exit(f"{changed} lines changed, more than {given.most}")

@@ -1,4 +1,6 @@
 // `halfstep`: exit code 0 when done, 1 when it could not be done, 2 when the command line is wrong.
+#include <halfstep/memory.h>
+
 #include <exception>
 #include <iostream>
 
@@ -36,6 +38,7 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
+    halfstep::install_cpu_allocator();  // before the first tensor
     return run(argc, argv);
   } catch (const std::exception& error) {
     std::cerr << "halfstep: " << error.what() << "\n";
