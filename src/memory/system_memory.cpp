@@ -61,11 +61,11 @@ SystemMemory system_memory(const std::string& root) {
   for (std::string line; std::getline(cgroups, line);) {  // "4:memory:/path" in version 1, "0::/path" in 2
     const auto first = line.find(':'), second = line.find(':', first + 1);
     if (second == std::string::npos) continue;
-    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+    const std::string controllers = line.substr(first + 1, second - first - 1);
     std::string path = line.substr(second + 1);
     if (path == "/") path.clear();
-    if (controllers == ",,") narrow(memory, v2, path);
-    if (controllers.find(",memory,") != std::string::npos) narrow(memory, v1, path);
+    if (controllers.empty()) narrow(memory, v2, path);
+    if (controllers.find("memory") != std::string::npos) narrow(memory, v1, path);
   }
   return memory;
 }
