@@ -14,23 +14,26 @@ SpecialResults visible_overflow(Format format) {
   return {.overflow = inf, .inf = inf};
 }
 
+std::uint16_t* codes_of(void* array) { return static_cast<std::uint16_t*>(array); }
+
 void round_nearest(const KernelTable& table, Format format, const float* values, void* codes,
                    std::size_t count) {
-  table.format[static_cast<int>(format)].nearest_even(values, codes, count, visible_overflow(format));
+  if (format == Format::BF16) {
+    table.update->round_bf16(values, codes_of(codes), count);
+  } else {
+    table.format[static_cast<int>(format)].nearest_even(values, codes, count, visible_overflow(format));
+  }
 }
 
 void load(const KernelTable& table, Format format, const void* codes, float* values, std::size_t count) {
-  table.format[static_cast<int>(format)].decode(codes, values, count);
+  table.update->load_grads[grad_format_index(format)](codes, 1, values, count);
 }
-
-std::uint16_t* codes_of(void* array) { return static_cast<std::uint16_t*>(array); }
 
 UpdateCounts move_master(const KernelTable& table, const WeightTile& tile, const UpdateTile& step,
                          WeightBuffers& buffers) {
   const UpdateStages& stages = *table.update;
   const std::size_t count = tile.count;
-  // What the working copy was is known without reading it.
-  round_nearest(table, tile.format, step.weight, buffers.before, count);
+  std::memcpy(buffers.before, tile.working, count * sizeof(std::uint16_t));
   round_nearest(table, tile.format, step.next_weight, tile.working, count);
   std::memcpy(tile.companion, step.next_weight, count * sizeof(float));
   return {.working_unmoved = stages.unmoved_codes(step.update, buffers.before, codes_of(tile.working), count),
@@ -45,21 +48,6 @@ UpdateCounts move_split(const KernelTable& table, const WeightTile& tile, const 
   stages.split(step.next_weight, codes_of(tile.working), codes_of(tile.companion), count);
   return {.working_unmoved = stages.unmoved_codes(step.update, buffers.before, codes_of(tile.working), count),
           .lost = stages.unmoved_words(step.update, step.weight, step.next_weight, count)};
-}
-
-/// sum += addend, both halves of the sum in `format`. What was left of earlier addends goes along, and what
-/// the sum cannot take of this one is kept. `addend` is overwritten.
-void add_compensated(const KernelTable& table, Format format, const float* before, float* addend,
-                     std::uint16_t* sum, std::uint16_t* compensation, std::size_t count,
-                     WeightBuffers& buffers) {
-  const UpdateStages& stages = *table.update;
-  load(table, format, compensation, buffers.sum, count);
-  stages.add(addend, buffers.sum, addend, count);
-  stages.add(before, addend, buffers.sum, count);
-  round_nearest(table, format, buffers.sum, sum, count);
-  load(table, format, sum, buffers.after, count);
-  stages.left_of(addend, before, buffers.after, buffers.sum, count);
-  round_nearest(table, format, buffers.sum, compensation, count);
 }
 
 UpdateCounts move_kahan(const KernelTable& table, const WeightTile& tile, const UpdateTile& step,
@@ -98,6 +86,19 @@ UpdateCounts move_alone(const KernelTable& table, const WeightTile& tile, const 
 }
 
 }  // namespace
+
+void add_compensated(const KernelTable& table, Format format, const float* before, float* addend,
+                     std::uint16_t* sum, std::uint16_t* compensation, std::size_t count,
+                     WeightBuffers& buffers) {
+  const UpdateStages& stages = *table.update;
+  load(table, format, compensation, buffers.sum, count);
+  stages.add(addend, buffers.sum, addend, count);
+  stages.add(before, addend, buffers.sum, count);
+  round_nearest(table, format, buffers.sum, sum, count);
+  load(table, format, sum, buffers.after, count);
+  stages.left_of(addend, before, buffers.after, buffers.sum, count);
+  round_nearest(table, format, buffers.sum, compensation, count);
+}
 
 void check_layout(const char* name, const UpdateLayout& layout) {
   const bool fp32 = layout.weights == WeightStorage::Fp32;
@@ -241,26 +242,6 @@ void load_moments(MomentStorage storage, bool second, const void* moments, const
   for (std::size_t begin = 0; begin < count; begin += kTileElements)
     load_moment_tile(table, storage, second ? kSecond : kFirst, moments, scales, begin,
                      std::min(kTileElements, count - begin), values + begin);
-}
-
-void accumulate_kahan(Format grad, const void* grads, std::uint16_t* sum_bf16,
-                      std::uint16_t* compensation_bf16, std::size_t count, bool first,
-                      const KernelTable& table) {
-  const UpdateLayout as_weight{.working = Format::BF16, .weights = WeightStorage::Kahan};
-  const int grad_index = grad_format_index(grad);
-  WeightBuffers buffers;
-  alignas(64) float before[kTileElements];
-  for (std::size_t begin = 0; begin < count; begin += kTileElements) {
-    const std::size_t tile_count = std::min(kTileElements, count - begin);
-    std::uint16_t *sum = sum_bf16 + begin, *compensation = compensation_bf16 + begin;
-    table.update->load_grads[grad_index](at_element(grads, grad, begin), 1, buffers.addend, tile_count);
-    if (first) {
-      store_weights(as_weight, buffers.addend, sum, compensation, tile_count, table);
-      continue;
-    }
-    load(table, Format::BF16, sum, before, tile_count);
-    add_compensated(table, Format::BF16, before, buffers.addend, sum, compensation, tile_count, buffers);
-  }
 }
 
 }  // namespace halfstep

@@ -38,6 +38,12 @@ struct WeightBuffers {
   alignas(64) float addend[kTileElements], sum[kTileElements], after[kTileElements];
 };
 
+/// sum += addend, both halves of the sum in `format`: what was left of earlier addends goes along, and what
+/// the sum cannot take of this one is kept. `before` is the sum in FP32; `addend` is overwritten.
+void add_compensated(const KernelTable& table, Format format, const float* before, float* addend,
+                     std::uint16_t* sum, std::uint16_t* compensation, std::size_t count,
+                     WeightBuffers& buffers);
+
 /// Writes the weights of `step`, whose `weight` is what load_weight_tile gave, and counts.
 UpdateCounts move_weight_tile(const KernelTable& table, const WeightTile& tile,
                               const StochasticStream& stream, const UpdateTile& step, WeightBuffers& buffers);

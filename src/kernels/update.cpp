@@ -86,6 +86,30 @@ UpdateCounts update_by_tiles(const UpdateLayout& layout, float grad_multiplier, 
   return counts;
 }
 
+/// In one loop where there is one for this layout. Returns how many elements it did.
+std::size_t fused_adamw(const UpdateLayout& layout, const AdamWStep& step, const UpdateRun& run,
+                        const KernelTable& table, UpdateCounts& counts) {
+  const auto storage = static_cast<int>(layout.weights);
+  if (storage >= kFusedStorages || layout.moments != MomentStorage::Fp32 || layout.working == Format::FP16)
+    return 0;
+  const auto kernel = table.update->fused_adamw[storage][grad_format_index(layout.grad)];
+  return kernel ? kernel(step, run, counts) : 0;
+}
+
+/// What a fused loop has left. Its moments are FP32.
+UpdateRun rest_of(const UpdateLayout& layout, UpdateRun run, std::size_t done) {
+  if (done == 0) return run;
+  const WeightTile weights = weight_tile(layout, run.working, run.companion, done, run.count - done);
+  run.working = weights.working;
+  run.companion = weights.companion;
+  run.grad = at_element(run.grad, layout.grad, done);
+  run.first_moment = static_cast<float*>(run.first_moment) + done;
+  run.second_moment = static_cast<float*>(run.second_moment) + done;
+  run.count -= done;
+  run.first_element += done;
+  return run;
+}
+
 void check_run(const char* name, const UpdateLayout& layout, const UpdateRun& run) {
   check_layout(name, layout);
   HALFSTEP_CHECK(layout.moments != MomentStorage::Blockwise8 || run.first_element % kMomentBlockElements == 0,
@@ -117,9 +141,12 @@ AdamWStep adamw_step(const AdamWRates& rates, std::int64_t step_number) {
 UpdateCounts adamw_update(const UpdateLayout& layout, const AdamWStep& step, const UpdateRun& run,
                           const KernelTable& table) {
   check_run("adamw_update", layout, run);
-  return update_by_tiles(
-      layout, step.grad_multiplier, step.random, run, table,
+  UpdateCounts counts;
+  const std::size_t fused = fused_adamw(layout, step, run, table, counts);
+  counts += update_by_tiles(
+      layout, step.grad_multiplier, step.random, rest_of(layout, run, fused), table,
       [&](const UpdateTile& tile, std::size_t count) { table.update->adamw(step, tile, count); });
+  return counts;
 }
 
 UpdateCounts sgd_update(const UpdateLayout& layout, const SgdStep& step, const UpdateRun& run,

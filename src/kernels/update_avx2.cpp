@@ -10,6 +10,7 @@ struct Avx2 {
   using Floats = float __attribute__((vector_size(32)));
   using Words = std::uint32_t __attribute__((vector_size(32)));
   using Doubles = double __attribute__((vector_size(32)));
+  using Mask = Words;  // lanes of all ones or all zeros
 
   static Floats load(const float* values) { return _mm256_loadu_ps(values); }
   static void store(float* values, Floats lanes) { _mm256_storeu_ps(values, lanes); }
@@ -42,6 +43,21 @@ struct Avx2 {
   static void narrow(std::uint8_t* codes, Words lanes) {
     const __m128i halves = halves_of(lanes);
     _mm_storel_epi64(reinterpret_cast<__m128i*>(codes), _mm_packus_epi16(halves, halves));
+  }
+
+  static Mask nonzero(Floats lanes) {
+    return Words(_mm256_castps_si256(_mm256_cmp_ps(lanes, _mm256_setzero_ps(), _CMP_NEQ_UQ)));
+  }
+  static Mask and_equal(Mask mask, Words a, Words b) {
+    return mask & Words(_mm256_cmpeq_epi32(__m256i(a), __m256i(b)));
+  }
+  static void add_one(Words& counters, Mask where) { counters -= where; }
+  /// A NaN becomes the quiet one of its sign.
+  static Words without_payload(Floats lanes) {
+    const Words quiet =
+        (Words(__m256i(_mm256_castps_si256(lanes))) & (kFp32Sign | kFp32QuietNan)) | kFp32QuietNan;
+    return Words(_mm256_castps_si256(_mm256_blendv_ps(lanes, _mm256_castsi256_ps(__m256i(quiet)),
+                                                      _mm256_cmp_ps(lanes, lanes, _CMP_UNORD_Q))));
   }
 
   static Words shift_right(Words lanes, Words by) {

@@ -10,6 +10,7 @@ struct Avx512 {
   using Floats = float __attribute__((vector_size(64)));
   using Words = std::uint32_t __attribute__((vector_size(64)));
   using Doubles = double __attribute__((vector_size(64)));
+  using Mask = __mmask16;
 
   static Floats load(const float* values) { return _mm512_loadu_ps(values); }
   static void store(float* values, Floats lanes) { _mm512_storeu_ps(values, lanes); }
@@ -36,6 +37,23 @@ struct Avx512 {
   }
   static void narrow(std::uint8_t* codes, Words lanes) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(codes), _mm512_cvtepi32_epi8(__m512i(lanes)));
+  }
+
+  static Mask nonzero(Floats lanes) { return _mm512_cmp_ps_mask(lanes, _mm512_setzero_ps(), _CMP_NEQ_UQ); }
+  static Mask and_equal(Mask mask, Words a, Words b) {
+    return _mm512_mask_cmpeq_epi32_mask(mask, __m512i(a), __m512i(b));
+  }
+  static void add_one(Words& counters, Mask where) {
+    counters =
+        Words(_mm512_mask_add_epi32(__m512i(counters), where, __m512i(counters), _mm512_set1_epi32(1)));
+  }
+  /// A NaN becomes the quiet one of its sign: (bits and 0xffc00000) or 0x7fc00000.
+  static Words without_payload(Floats lanes) {
+    constexpr int kAndThenOr = 0xea;
+    const __m512i bits = _mm512_castps_si512(lanes);
+    return Words(_mm512_mask_ternarylogic_epi32(bits, _mm512_cmp_ps_mask(lanes, lanes, _CMP_UNORD_Q),
+                                                _mm512_set1_epi32(int(kFp32Sign | kFp32QuietNan)),
+                                                _mm512_set1_epi32(kFp32QuietNan), kAndThenOr));
   }
 
   static Words shift_right(Words lanes, Words by) {

@@ -93,6 +93,11 @@ void split(const float* master, std::uint16_t* working, std::uint16_t* remainder
   }
 }
 
+void round_bf16(const float* values, std::uint16_t* codes, std::size_t count) {
+  constexpr std::uint32_t inf = traits(Format::BF16).inf_code;
+  kScalarKernels.format[static_cast<int>(Format::BF16)].nearest_even(values, codes, count, {inf, inf});
+}
+
 void add(const float* a, const float* b, float* sum, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) sum[i] = a[i] + b[i];
 }
@@ -195,9 +200,11 @@ constinit const UpdateStages kScalarUpdateStages = {
     .load_grads = {load_grads<Format::FP32>, load_grads<Format::BF16>, load_grads<Format::FP16>},
     .accumulate = {accumulate<Format::FP32>, accumulate<Format::BF16>, accumulate<Format::FP16>},
     .adamw = adamw,
+    .fused_adamw = {},
     .sgd = sgd,
     .join = join,
     .split = split,
+    .round_bf16 = round_bf16,
     .add = add,
     .left_of = left_of,
     .round_bf16_moment = {round_bf16_moment<kFirst>, round_bf16_moment<kSecond>},

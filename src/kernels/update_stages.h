@@ -13,6 +13,8 @@ namespace halfstep {
 
 struct AdamWStep;
 struct SgdStep;
+struct UpdateCounts;
+struct UpdateRun;
 
 /// One tile in FP32. `grad` is multiplied already; moments are updated in place; null where there is none.
 struct UpdateTile {
@@ -37,19 +39,30 @@ inline constexpr std::size_t kSquareLanes = 16;
 inline constexpr int kFp32Grads = 0, kBf16Grads = 1, kFp16Grads = 2;
 inline constexpr int kFirst = 0, kSecond = 1;
 
+/// The storages of weights that have a fused AdamW: Fp32, Fp32Master and SplitMaster, the first of the enum.
+inline constexpr int kFusedStorages = 3;
+
 struct UpdateStages {
-  // lanes[i % 16] += value[i]^2, each product exact. `count` is a multiple of 16 in all calls but the last.
+  // lanes[i % 16] += value[i]^2, each product exact.
   void (*sum_of_squares[3])(const void* grads, std::size_t count, double* lanes);
+  // Also loads working copies and compensations, multiplied by 1.
   void (*load_grads[3])(const void* grads, float multiplier, float* values, std::size_t count);
   void (*accumulate[3])(const void* grads, float* sum, std::size_t count);
 
   void (*adamw)(const AdamWStep& step, const UpdateTile& tile, std::size_t count);
+  // The whole step in one loop, for BF16 working copies and FP32 moments. Returns how many elements it did:
+  // the stages do the rest. Null where the stages do all.
+  std::size_t (*fused_adamw[kFusedStorages][3])(const AdamWStep& step, const UpdateRun& run,
+                                                UpdateCounts& counts);
   void (*sgd)(const SgdStep& step, const UpdateTile& tile, std::size_t count);
 
   // The FP32 master as a BF16 working copy and the 16 bits that, sign-extended, are added below it.
   void (*join)(const std::uint16_t* working, const std::uint16_t* remainder, float* master,
                std::size_t count);
   void (*split)(const float* master, std::uint16_t* working, std::uint16_t* remainder, std::size_t count);
+
+  // Nearest even, as the KernelTable's cast, which does it for every format and takes four times as long.
+  void (*round_bf16)(const float* values, std::uint16_t* codes, std::size_t count);
 
   // Kahan's two sums: a + b, and what is left of `addend` where `before` has become `after`.
   void (*add)(const float* a, const float* b, float* sum, std::size_t count);

@@ -11,12 +11,13 @@ namespace halfstep {
 namespace {
 
 /// `Isa` has the vector types Floats, Words (unsigned) and Doubles (half as many lanes). Comparisons of
-/// vectors give lanes of all ones or all zeros.
+/// vectors give lanes of all ones or all zeros; for counting, Isa has comparisons that give its Mask.
 template <typename Isa>
 struct VectorStages {
   using Floats = typename Isa::Floats;
   using Words = typename Isa::Words;
   using Doubles = typename Isa::Doubles;
+  using Mask = typename Isa::Mask;
   static constexpr std::size_t kWidth = sizeof(Floats) / sizeof(float);
   static constexpr const UpdateStages& kTwin = kScalarUpdateStages;  // does what is left of a run
 
@@ -67,13 +68,15 @@ struct VectorStages {
       high[v] = Isa::load_doubles(lanes + v * kWidth + kDoubles);
     }
     std::size_t i = 0;
-    for (; i + kSquareLanes <= count; i += kSquareLanes)
+    for (; i + kSquareLanes <= count; i += kSquareLanes) {
+      ask_for(skip<format>(grads, i), kReadAheadBytes);
       for (std::size_t v = 0; v < kVectors; ++v) {
         const Floats values = grads_at<format>(grads, i + v * kWidth);
         const Doubles a = Isa::low_doubles(values), b = Isa::high_doubles(values);
         low[v] += a * a;
         high[v] += b * b;
       }
+    }
     for (std::size_t v = 0; v < kVectors; ++v) {
       Isa::store_doubles(lanes + v * kWidth, low[v]);
       Isa::store_doubles(lanes + v * kWidth + kDoubles, high[v]);
@@ -95,19 +98,33 @@ struct VectorStages {
     kTwin.accumulate[format](skip<format>(grads, done), sum + done, count - done);
   }
 
+  /// The constants, spread over vectors once.
+  struct AdamWVectors {
+    explicit AdamWVectors(const AdamWStep& step)
+        : from_moment(step.first_weight < 0.5f),
+          lerp_weight(all(from_moment ? step.first_weight : step.first_weight - 1)),
+          beta2(all(step.beta2)),
+          second_weight(all(step.second_weight)),
+          second_correction(all(step.second_correction)),
+          eps(all(step.eps)),
+          negative_step_size(all(step.negative_step_size)),
+          kept(all(step.kept)),
+          decay(all(step.decay)) {}
+    bool from_moment;
+    Floats lerp_weight, beta2, second_weight, second_correction, eps, negative_step_size, kept, decay;
+  };
+
   struct Updated {
     Floats first, second, next_weight, update;
   };
 
-  static Updated adamw_vector(const AdamWStep& step, Floats weight, Floats grad, Floats before,
+  static Updated adamw_vector(const AdamWVectors& k, Floats weight, Floats grad, Floats before,
                               Floats second_before) {
-    const bool from_moment = step.first_weight < 0.5f;
-    const float lerp_weight = from_moment ? step.first_weight : step.first_weight - 1;
-    const Floats first = Isa::fma(all(lerp_weight), grad - before, from_moment ? before : grad);
-    const Floats second = Isa::fma(step.second_weight * grad, grad, second_before * step.beta2);
-    const Floats denominator = Isa::sqrt(second) / step.second_correction + step.eps;
-    const Floats change = step.negative_step_size * first / denominator;
-    return {first, second, weight * step.kept + change, change - weight * step.decay};
+    const Floats first = Isa::fma(k.lerp_weight, grad - before, k.from_moment ? before : grad);
+    const Floats second = Isa::fma(k.second_weight * grad, grad, second_before * k.beta2);
+    const Floats denominator = Isa::sqrt(second) / k.second_correction + k.eps;
+    const Floats change = k.negative_step_size * first / denominator;
+    return {first, second, weight * k.kept + change, change - weight * k.decay};
   }
 
   static UpdateTile behind(const UpdateTile& tile, std::size_t elements) {
@@ -117,8 +134,9 @@ struct VectorStages {
   }
 
   static void adamw(const AdamWStep& step, const UpdateTile& tile, std::size_t count) {
+    const AdamWVectors constants(step);
     const std::size_t done = for_vectors(count, [&](std::size_t i) {
-      const Updated now = adamw_vector(step, Isa::load(tile.weight + i), Isa::load(tile.grad + i),
+      const Updated now = adamw_vector(constants, Isa::load(tile.weight + i), Isa::load(tile.grad + i),
                                        Isa::load(tile.first_moment + i), Isa::load(tile.second_moment + i));
       Isa::store(tile.first_moment + i, now.first);
       Isa::store(tile.second_moment + i, now.second);
@@ -126,6 +144,70 @@ struct VectorStages {
       Isa::store(tile.update + i, now.update);
     });
     kTwin.adamw(step, behind(tile, done), count - done);
+  }
+
+  /// Nearest even. A NaN is first freed of its payload, so that nothing is carried.
+  static Words bf16_of(Floats values) {
+    const Words bits = Isa::without_payload(values);
+    return (bits + ((bits >> 16) & 1u) + 0x7fffu) >> 16;
+  }
+
+  /// Asks for memory this far ahead: the processor itself does not look across the end of a page.
+  static constexpr std::size_t kUpdateAheadBytes = 1024, kReadAheadBytes = 4096;
+
+  static void ask_for(const void* memory, std::size_t ahead_bytes) {
+    __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(memory) + ahead_bytes));
+  }
+
+  template <WeightStorage storage, int format>
+  static std::size_t fused_adamw(const AdamWStep& step, const UpdateRun& run, UpdateCounts& counts) {
+    constexpr bool split = storage == WeightStorage::SplitMaster, low = storage != WeightStorage::Fp32;
+    const AdamWVectors constants(step);
+    const Floats multiplier = all(step.grad_multiplier);
+    const void* const grads = run.grad;
+    auto* const fp32 = static_cast<float*>(low ? run.companion : run.working);
+    auto* const working = static_cast<std::uint16_t*>(run.working);
+    auto* const remainder = static_cast<std::uint16_t*>(run.companion);
+    auto* const firsts = static_cast<float*>(run.first_moment);
+    auto* const seconds = static_cast<float*>(run.second_moment);
+    Words nonzero = {}, unmoved = {}, lost = {};
+    const std::size_t done = for_vectors(run.count, [&](std::size_t i) {
+      ask_for(skip<format>(grads, i), kUpdateAheadBytes);
+      ask_for(firsts + i, kUpdateAheadBytes);
+      ask_for(seconds + i, kUpdateAheadBytes);
+      if constexpr (low) ask_for(working + i, kUpdateAheadBytes);
+      ask_for(split ? static_cast<void*>(remainder + i) : fp32 + i, kUpdateAheadBytes);
+
+      Words working_before = {}, before;
+      if constexpr (low) working_before = Isa::widen(working + i);
+      if constexpr (split) {
+        before = joined(working_before, Isa::widen(remainder + i));
+      } else {
+        before = words_of(Isa::load(fp32 + i));
+      }
+      const Updated now = adamw_vector(constants, floats_of(before), grads_at<format>(grads, i) * multiplier,
+                                       Isa::load(firsts + i), Isa::load(seconds + i));
+      Isa::store(firsts + i, now.first);
+      Isa::store(seconds + i, now.second);
+      const Words after = words_of(now.next_weight);
+      const Mask asked = Isa::nonzero(now.update);
+      Isa::add_one(nonzero, asked);
+      Isa::add_one(lost, Isa::and_equal(asked, before, after));
+      if constexpr (low) {
+        const Words working_after = split ? (after + 0x8000u) >> 16 : bf16_of(now.next_weight);
+        Isa::add_one(unmoved, Isa::and_equal(asked, working_before, working_after));
+        Isa::narrow(working + i, working_after);
+      }
+      if constexpr (split) {
+        Isa::narrow(remainder + i, after & 0xffffu);
+      } else {
+        Isa::store(fp32 + i, now.next_weight);
+      }
+    });
+    counts.nonzero += sum_of(nonzero);
+    counts.working_unmoved += sum_of(low ? unmoved : lost);
+    counts.lost += sum_of(lost);
+    return done;
   }
 
   static void sgd(const SgdStep& step, const UpdateTile& tile, std::size_t count) {
@@ -171,6 +253,12 @@ struct VectorStages {
       Isa::narrow(remainder + i, bits & 0xffffu);
     });
     kTwin.split(master + done, working + done, remainder + done, count - done);
+  }
+
+  static void round_bf16(const float* values, std::uint16_t* codes, std::size_t count) {
+    const std::size_t done =
+        for_vectors(count, [&](std::size_t i) { Isa::narrow(codes + i, bf16_of(Isa::load(values + i))); });
+    kTwin.round_bf16(values + done, codes + done, count - done);
   }
 
   static void add(const float* a, const float* b, float* sum, std::size_t count) {
@@ -269,7 +357,7 @@ struct VectorStages {
   static std::size_t nonzero(const float* update, std::size_t count) {
     Words found = {};
     const std::size_t done =
-        for_vectors(count, [&](std::size_t i) { found -= where(Isa::load(update + i) != 0.0f); });
+        for_vectors(count, [&](std::size_t i) { Isa::add_one(found, Isa::nonzero(Isa::load(update + i))); });
     return sum_of(found) + kTwin.nonzero(update + done, count - done);
   }
 
@@ -277,8 +365,8 @@ struct VectorStages {
                                    std::size_t count) {
     Words found = {};
     const std::size_t done = for_vectors(count, [&](std::size_t i) {
-      const Words same = where(words_of(Isa::load(before + i)) == words_of(Isa::load(after + i)));
-      found -= same & where(Isa::load(update + i) != 0.0f);
+      Isa::add_one(found, Isa::and_equal(Isa::nonzero(Isa::load(update + i)), words_of(Isa::load(before + i)),
+                                         words_of(Isa::load(after + i))));
     });
     return sum_of(found) + kTwin.unmoved_words(update + done, before + done, after + done, count - done);
   }
@@ -287,8 +375,8 @@ struct VectorStages {
                                    const std::uint16_t* after, std::size_t count) {
     Words found = {};
     const std::size_t done = for_vectors(count, [&](std::size_t i) {
-      const Words same = where(Isa::widen(before + i) == Isa::widen(after + i));
-      found -= same & where(Isa::load(update + i) != 0.0f);
+      Isa::add_one(found, Isa::and_equal(Isa::nonzero(Isa::load(update + i)), Isa::widen(before + i),
+                                         Isa::widen(after + i)));
     });
     return sum_of(found) + kTwin.unmoved_codes(update + done, before + done, after + done, count - done);
   }
@@ -300,9 +388,19 @@ struct VectorStages {
         .load_grads = {load_grads<kFp32Grads>, load_grads<kBf16Grads>, load_grads<kFp16Grads>},
         .accumulate = {accumulate<kFp32Grads>, accumulate<kBf16Grads>, accumulate<kFp16Grads>},
         .adamw = adamw,
+        .fused_adamw = {{fused_adamw<WeightStorage::Fp32, kFp32Grads>,
+                         fused_adamw<WeightStorage::Fp32, kBf16Grads>,
+                         fused_adamw<WeightStorage::Fp32, kFp16Grads>},
+                        {fused_adamw<WeightStorage::Fp32Master, kFp32Grads>,
+                         fused_adamw<WeightStorage::Fp32Master, kBf16Grads>,
+                         fused_adamw<WeightStorage::Fp32Master, kFp16Grads>},
+                        {fused_adamw<WeightStorage::SplitMaster, kFp32Grads>,
+                         fused_adamw<WeightStorage::SplitMaster, kBf16Grads>,
+                         fused_adamw<WeightStorage::SplitMaster, kFp16Grads>}},
         .sgd = sgd,
         .join = join,
         .split = split,
+        .round_bf16 = round_bf16,
         .add = add,
         .left_of = left_of,
         .round_bf16_moment = {round_bf16_moment<kFirst>, round_bf16_moment<kSecond>},
