@@ -13,6 +13,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 
 namespace at {
@@ -39,14 +40,17 @@ HALFSTEP_API const char* name_of(MemoryClass memory_class);
 /// Tags what this thread allocates until the end of the block; the innermost scope counts. Backward on
 /// another thread inherits it, as everything that at::ThreadLocalState carries.
 ///
-/// About 70 ns, and without effect unless the allocator is installed. A tag belongs to the block: views and
-/// in-place results keep it.
+/// Cheap (docs/memory.md), and without effect unless the allocator is installed. A tag belongs to the block:
+/// views and in-place results keep it. Scopes end in the reverse of the order in which they began.
 class HALFSTEP_API MemoryClassScope {
  public:
   explicit MemoryClassScope(MemoryClass memory_class);
   ~MemoryClassScope();
   MemoryClassScope(const MemoryClassScope&) = delete;
   MemoryClassScope& operator=(const MemoryClassScope&) = delete;
+
+ private:
+  std::shared_ptr<void> outer_;  // LibTorch's thread-local debug info, as it was
 };
 
 /// Bytes by class. Bytes are those that LibTorch asked for: a tensor's elements times their size, without
@@ -64,8 +68,8 @@ struct MemoryReport {
   MemoryAmounts at_peak;      ///< when the total was highest: a consistent breakdown
   MemoryAmounts class_peaks;  ///< each class at its own highest; `total` as in at_peak
   std::size_t live_blocks = 0;
-  std::size_t allocations = 0;       ///< since the allocator was installed
-  std::size_t kept_bytes = 0;        ///< free, yet resident, to be used again without a page fault
+  std::size_t allocations = 0;  ///< since the allocator was installed
+  std::size_t kept_bytes = 0;   ///< free, yet resident (if ever written), to be used without a page fault
   std::size_t given_back_bytes = 0;  ///< handed to the operating system so far
 };
 
@@ -83,11 +87,15 @@ struct MemoryOptions {
 };
 
 /// Makes Halfstep's allocator the one for CPU tensors, for the rest of the process. First thing in main:
-/// blocks allocated before keep their own deleter and are not counted. A second call only sets the options.
+/// blocks allocated before keep their own deleter and are not counted. Called again it changes nothing.
 ///
 /// Sees what LibTorch allocates for tensors; not what oneDNN, MKL or autograd's graph take from malloc.
 /// Not to be called while another thread allocates tensors: LibTorch replaces its allocator without a lock.
-HALFSTEP_API void install_cpu_allocator(MemoryOptions options = {});
+HALFSTEP_API void install_cpu_allocator();
+
+/// The same with options, which count from now on also when it was installed before.
+HALFSTEP_API void install_cpu_allocator(const MemoryOptions& options);
+
 HALFSTEP_API bool cpu_allocator_installed();
 
 /// All zero unless installed.

@@ -43,9 +43,8 @@ bool AddressRange::extend(std::size_t bytes) {
   return true;
 }
 
-void AddressRange::give_back(std::byte* first, std::byte* last) {
-  if (madvise(first, static_cast<std::size_t>(last - first), MADV_DONTNEED) != 0)
-    HALFSTEP_BUG("madvise refused to give back ", last - first, " bytes: ", std::strerror(errno));
+bool AddressRange::give_back(std::byte* first, std::byte* last) {
+  return madvise(first, static_cast<std::size_t>(last - first), MADV_DONTNEED) == 0;
 }
 
 }  // namespace halfstep

@@ -22,8 +22,9 @@ class AddressRange {
   /// system refuses.
   bool extend(std::size_t bytes);
 
-  /// The pages of [first, last) lose their content and their memory; they stay usable.
-  static void give_back(std::byte* first, std::byte* last);
+  /// The pages of [first, last) lose their content and their memory; they stay usable. False when the system
+  /// refuses, as it does for pages locked by mlock.
+  static bool give_back(std::byte* first, std::byte* last);
 
   static constexpr std::size_t kPageBytes = 4096;
 

@@ -11,8 +11,10 @@ constexpr std::size_t kPage = AddressRange::kPageBytes;
 constexpr std::size_t kStride = std::size_t{64} << 20;
 // For small pools, where a share of the peak is less than a hole or two.
 constexpr std::size_t kResidentSlack = std::size_t{32} << 20;
-// The system is asked for its free memory when so much was touched anew: some 50 us against some 20 ms.
+// The system is asked for its free memory when so much was touched anew, or 16 times as much freed: some 50
+// us against some 20 ms of page faults, or of computing.
 constexpr std::size_t kBytesBetweenLooks = std::size_t{64} << 20;
+constexpr std::size_t kFreedBytesForOneTouched = 16;
 
 std::size_t round_up(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
@@ -28,11 +30,7 @@ void* BlockPool::allocate(std::size_t bytes, MemoryClass memory_class) {
 
   const std::lock_guard lock(mutex_);
   if (large) block = allocate_large(bytes);
-  if (!block) {  // once more, with all that we can spare
-    give_back_bytes(kept_bytes_);
-    block = large ? allocate_large(bytes) : allocate_small(bytes);
-    if (!block) return nullptr;
-  }
+  if (!block) return nullptr;
   block->asked_bytes = bytes;
   block->memory_class = memory_class;
   ++allocations_;
@@ -50,8 +48,10 @@ std::size_t BlockPool::deallocate(void* data) {
     tally_.remove(block->memory_class, asked_bytes);
     if (block->block_bytes != 0) {
       large_bytes_ -= block->block_bytes;
+      const std::size_t block_bytes = block->block_bytes;
       insert_free(merge_with_neighbours(block));
-      if (kept_bytes_ > options_.kept_bytes_limit) give_back_bytes(kept_bytes_ - options_.kept_bytes_limit);
+      look_for_pressure(block_bytes / kFreedBytesForOneTouched, 0);
+      keep_within_limits();
       return asked_bytes;
     }
   }
@@ -71,7 +71,7 @@ void BlockPool::set_limits(std::size_t kept_bytes_limit, double resident_over_pe
   const std::lock_guard lock(mutex_);
   options_.kept_bytes_limit = kept_bytes_limit;
   options_.resident_over_peak = resident_over_peak;
-  make_room_for(0);
+  keep_within_limits();
 }
 
 MemoryReport BlockPool::report() const {
@@ -114,7 +114,8 @@ BlockPool::Block* BlockPool::allocate_large(std::size_t bytes) {
   large_bytes_ += block->block_bytes;
   large_bytes_peak_ = std::max(large_bytes_peak_, large_bytes_);
   if (new_bytes > 0) {
-    make_room_for(new_bytes);
+    look_for_pressure(new_bytes, new_bytes);
+    keep_within_limits();
     resident_pages_.set(first, last);
   }
   return block;
@@ -202,25 +203,30 @@ std::size_t BlockPool::first_whole_page(Block* block) const {
   return page_of(static_cast<std::byte*>(block->data()) + kPage - 1);
 }
 
-/// Before so much is touched anew.
-void BlockPool::make_room_for(std::size_t new_bytes) {
-  grown_bytes_ += new_bytes;
-  if (grown_bytes_ >= kBytesBetweenLooks) {
-    grown_bytes_ = 0;
-    if (options_.available_bytes() < options_.pressure_bytes + new_bytes) give_back_bytes(kept_bytes_);
-  }
-  const double most = options_.resident_over_peak * static_cast<double>(large_bytes_peak_) + kResidentSlack;
-  const std::size_t beside_live =
-      static_cast<std::size_t>(most) - std::min(static_cast<std::size_t>(most), large_bytes_);
-  const std::size_t allowed = std::min(options_.kept_bytes_limit, beside_live);
+/// `bytes` bring the next look nearer; `new_bytes` are about to be touched for the first time.
+void BlockPool::look_for_pressure(std::size_t bytes, std::size_t new_bytes) {
+  bytes_since_look_ += bytes;
+  if (bytes_since_look_ < kBytesBetweenLooks) return;
+  bytes_since_look_ = 0;
+  if (kept_bytes_ > 0 && options_.available_bytes() < options_.pressure_bytes + new_bytes)
+    give_back_bytes(kept_bytes_);
+}
+
+void BlockPool::keep_within_limits() {
+  const double share = options_.resident_over_peak * static_cast<double>(large_bytes_peak_);
+  const std::size_t resident_limit = static_cast<std::size_t>(share) + kResidentSlack;
+  const std::size_t allowed = std::min(options_.kept_bytes_limit, resident_limit - large_bytes_);
   if (kept_bytes_ > allowed) give_back_bytes(kept_bytes_ - allowed);
 }
 
 /// From the largest blocks first: the fewest calls, and the fewest holes.
 std::size_t BlockPool::give_back_bytes(std::size_t wanted_bytes) {
   std::size_t given = 0;
-  while (given < wanted_bytes && !kept_.empty())  // each leaves kept_, or was enough
-    given += give_back_from(*kept_.rbegin(), wanted_bytes - given);
+  while (given < wanted_bytes && !kept_.empty()) {  // each leaves kept_, or was enough
+    const std::size_t from_this = give_back_from(*kept_.rbegin(), wanted_bytes - given);
+    if (from_this == 0) break;  // refused: nor would the others be taken
+    given += from_this;
+  }
   for (auto block = returned_.rbegin(); given < wanted_bytes && block != returned_.rend(); ++block)
     given += give_back_from(*block, wanted_bytes - given);
   given_back_bytes_ += given;
@@ -230,16 +236,16 @@ std::size_t BlockPool::give_back_bytes(std::size_t wanted_bytes) {
 /// From the end of the block, because the start is what the next allocation takes. Up to 63 pages more than
 /// wanted, so that a pool at its bound does not call the system for every page.
 std::size_t BlockPool::give_back_from(Block* block, std::size_t wanted_bytes) {
-  const std::size_t wanted = std::min(wanted_bytes, block->resident_bytes) / kPage;
+  const std::size_t wanted = round_up(std::min(wanted_bytes, block->resident_bytes), kPage) / kPage;
   const std::size_t first = first_whole_page(block), last = page_of(block->end());
   std::size_t start = last, found = 0;
-  while (start > first && found <= wanted && found * kPage < block->resident_bytes) {
+  while (found < wanted) {
     const std::size_t chunk = std::min<std::size_t>(64, start - first);
     start -= chunk;
     found += resident_pages_.count(start, start + chunk);
   }
-  if (found == 0) return 0;
-  AddressRange::give_back(range_.begin() + start * kPage, range_.begin() + last * kPage);
+  if (found == 0 || !AddressRange::give_back(range_.begin() + start * kPage, range_.begin() + last * kPage))
+    return 0;
   remove_free(block);
   resident_pages_.clear(start, last);
   insert_free(block);

@@ -18,8 +18,8 @@ struct BlockPoolOptions {
   std::size_t kept_bytes_limit = std::numeric_limits<std::size_t>::max();
   double resident_over_peak = MemoryOptions{}.resident_over_peak;
 
-  /// Asked now and then when the pool grows: bytes that the system can still give. Below
-  /// `pressure_bytes` everything kept is given back first.
+  /// Asked now and then: bytes that the system can still give. Below `pressure_bytes` everything kept is
+  /// given back.
   std::function<std::size_t()> available_bytes = [] { return std::numeric_limits<std::size_t>::max(); };
   std::size_t pressure_bytes = 0;
 };
@@ -37,7 +37,8 @@ class BlockPool {
 
   explicit BlockPool(BlockPoolOptions options = {});
 
-  /// Null for 0 bytes, and when the system has no memory left even after everything kept was given back.
+  /// Null for 0 bytes, and when the system refuses. Giving back would not help then: what Linux refuses is a
+  /// promise of memory, and pages given back stay promised. Lack of pages shows in `available_bytes`.
   void* allocate(std::size_t bytes, MemoryClass memory_class);
   /// Returns the bytes that were asked for.
   std::size_t deallocate(void* data);
@@ -95,7 +96,8 @@ class BlockPool {
 
   std::size_t page_of(const std::byte* address) const;
   std::size_t first_whole_page(Block* block) const;
-  void make_room_for(std::size_t new_bytes);
+  void look_for_pressure(std::size_t bytes, std::size_t new_bytes);
+  void keep_within_limits();
   std::size_t give_back_bytes(std::size_t wanted_bytes);
   std::size_t give_back_from(Block* block, std::size_t wanted_bytes);
 
@@ -108,7 +110,7 @@ class BlockPool {
   std::size_t kept_bytes_ = 0;        // resident in both
   std::size_t large_bytes_ = 0;       // in live blocks of the range
   std::size_t large_bytes_peak_ = 0;  // since the last give_back()
-  std::size_t grown_bytes_ = 0;       // touched anew since the system was last asked
+  std::size_t bytes_since_look_ = 0;  // touched anew, and a share of those freed
   std::size_t given_back_bytes_ = 0;
   std::size_t allocations_ = 0, deallocations_ = 0;
   Tally tally_;

@@ -1,47 +1,20 @@
-// BlockPool as LibTorch's allocator for CPU tensors, and the tags that travel with LibTorch's threads.
+// BlockPool as LibTorch's allocator for CPU tensors.
 #include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
-#include <c10/util/ThreadLocalDebugInfo.h>
 #include <halfstep/error.h>
 #include <halfstep/memory.h>
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
-#include <memory>
-#include <string_view>
 
+#include "memory/active_class.h"
 #include "memory/block_pool.h"
 #include "memory/system_memory.h"
 
 namespace halfstep {
 namespace {
-
-// Its address is the identity; the text shows up in LibTorch's own error messages.
-constexpr std::string_view kKindName = "HALFSTEP_MEMORY_CLASS";
-
-struct ClassInfo final : c10::DebugInfoBase {
-  explicit ClassInfo(MemoryClass memory_class) : memory_class(memory_class) {}
-  const MemoryClass memory_class;
-};
-
-c10::DebugInfoKind class_kind() { return c10::DebugInfoKind(&kKindName); }
-
-/// One value a class, made once: a scope then only counts a reference.
-const std::shared_ptr<c10::DebugInfoBase>& info_of(MemoryClass memory_class) {
-  static const auto* infos = [] {
-    auto* made = new std::array<std::shared_ptr<c10::DebugInfoBase>, kMemoryClassCount>;
-    for (std::size_t i = 0; i < kMemoryClassCount; ++i)
-      (*made)[i] = std::make_shared<ClassInfo>(static_cast<MemoryClass>(i));
-    return made;
-  }();
-  return infos->at(static_cast<std::size_t>(memory_class));
-}
-
-MemoryClass class_of_this_thread() {
-  const auto* info = static_cast<const ClassInfo*>(c10::ThreadLocalDebugInfo::get(class_kind()));
-  return info ? info->memory_class : MemoryClass::Other;
-}
 
 // Null until installed; never destroyed, because tensors may outlive every static object.
 std::atomic<BlockPool*> the_pool{nullptr};
@@ -53,7 +26,7 @@ class CpuAllocator final : public c10::Allocator {
   explicit CpuAllocator(BlockPool& pool) : pool_(pool) {}
 
   c10::DataPtr allocate(std::size_t bytes) override {
-    void* data = pool_.allocate(bytes, class_of_this_thread());
+    void* data = pool_.allocate(bytes, active_class());
     if (!data && bytes > 0) refuse(bytes);
     if (data) report_to_profiler(data, static_cast<int64_t>(bytes));
     return {data, data, &deallocate, c10::Device(c10::kCPU)};
@@ -97,6 +70,8 @@ std::size_t kept_bytes_limit(const MemoryOptions& options, const SystemMemory& m
 }
 
 CpuAllocator* make_allocator(const MemoryOptions& options) {
+  // What must stay available to the rest of the machine before we give up what we keep.
+  constexpr std::size_t kMostPressureBytes = std::size_t{4} << 30;
   const SystemMemory memory = system_memory();
   the_pool = new BlockPool({
       // Addresses, not memory: room for holes that were given back.
@@ -104,7 +79,7 @@ CpuAllocator* make_allocator(const MemoryOptions& options) {
       .kept_bytes_limit = kept_bytes_limit(options, memory),
       .resident_over_peak = options.resident_over_peak,
       .available_bytes = [] { return system_memory().available_bytes; },
-      .pressure_bytes = memory.limit_bytes / 16,
+      .pressure_bytes = std::min(memory.limit_bytes / 16, kMostPressureBytes),
   });
   pthread_atfork([] { the_pool.load()->lock_for_fork(); }, [] { the_pool.load()->unlock_after_fork(); },
                  [] { the_pool.load()->unlock_after_fork(); });
@@ -115,28 +90,22 @@ CpuAllocator* make_allocator(const MemoryOptions& options) {
   return the_allocator;
 }
 
-}  // namespace
-
-const char* name_of(MemoryClass memory_class) {
-  constexpr std::array<const char*, kMemoryClassCount> kNames = {
-      "working", "master", "gradient", "moments", "activation", "cast_cache", "other"};
-  return kNames.at(static_cast<std::size_t>(memory_class));
-}
-
-MemoryClassScope::MemoryClassScope(MemoryClass memory_class) {
-  c10::ThreadLocalDebugInfo::_push(class_kind(), info_of(memory_class));
-}
-
-MemoryClassScope::~MemoryClassScope() { c10::ThreadLocalDebugInfo::_pop(class_kind()); }
-
-void install_cpu_allocator(MemoryOptions options) {
-  HALFSTEP_CHECK(options.resident_over_peak >= 1, "install_cpu_allocator: resident_over_peak is ",
-                 options.resident_over_peak, "; live blocks alone take 1, so use 1 or more (default 1.10).");
+void ensure_installed(const MemoryOptions& options) {
   static CpuAllocator* const installed = make_allocator(options);
   HALFSTEP_CHECK(
       c10::GetCPUAllocator() == installed,
       "install_cpu_allocator: another allocator has a higher priority, or came later. Only one can "
       "serve LibTorch's CPU tensors.");
+}
+
+}  // namespace
+
+void install_cpu_allocator() { ensure_installed({}); }
+
+void install_cpu_allocator(const MemoryOptions& options) {
+  HALFSTEP_CHECK(options.resident_over_peak >= 1, "install_cpu_allocator: resident_over_peak is ",
+                 options.resident_over_peak, "; live blocks alone take 1, so use 1 or more (default 1.10).");
+  ensure_installed(options);
   the_pool.load()->set_limits(kept_bytes_limit(options, system_memory()), options.resident_over_peak);
 }
 

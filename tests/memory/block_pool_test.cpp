@@ -211,6 +211,31 @@ TEST(BlockPool, GivesBackUnderPressureBeforeItGrows) {
   pool.deallocate(pressed);
 }
 
+// Somebody else takes the memory, while this pool only repeats its steps.
+TEST(BlockPool, GivesBackUnderPressureAlsoWhenItDoesNotGrow) {
+  std::size_t available = std::size_t{1} << 40;
+  BlockPool pool({.reserved_bytes = kReserved,
+                  .available_bytes = [&] { return available; },
+                  .pressure_bytes = 100 * kMiB});
+  const auto step = [&] { pool.deallocate(pool.allocate(64 * kMiB, MemoryClass::Other)); };
+  for (int i = 0; i < 40; ++i) step();
+  EXPECT_EQ(pool.report().given_back_bytes, 0u);
+  available = 50 * kMiB;
+  for (int i = 0; i < 40; ++i) step();
+  EXPECT_GT(pool.report().given_back_bytes, 0u);
+}
+
+TEST(BlockPool, KeepsWhatTheSystemRefusesToTake) {
+  BlockPool pool({.reserved_bytes = kReserved});
+  char* data = touched(pool, 2 * kMiB);
+  if (mlock(data + kMiB, kPage) != 0) GTEST_SKIP() << "no page may be locked here";
+  pool.deallocate(data);
+  EXPECT_EQ(pool.give_back(), 0u);
+  EXPECT_NEAR(pool.report().kept_bytes, 2 * kMiB, kEdges);
+  munlock(data + kMiB, kPage);
+  EXPECT_NEAR(pool.give_back(), 2 * kMiB, kEdges);
+}
+
 TEST(BlockPool, RefusesWhatCannotBeAndStaysWhole) {
   BlockPool pool({.reserved_bytes = 64 * kMiB});
   EXPECT_EQ(pool.allocate(std::numeric_limits<std::size_t>::max(), MemoryClass::Other), nullptr);

@@ -1,8 +1,12 @@
 #include <gtest/gtest.h>
 #include <halfstep/error.h>
 #include <halfstep/memory.h>
+#include <sys/wait.h>
 #include <torch/torch.h>
+#include <unistd.h>
 
+#include <atomic>
+#include <optional>
 #include <thread>
 
 namespace halfstep {
@@ -152,6 +156,36 @@ TEST_F(CpuAllocator, AScopeIsOfItsThreadOnly) {
   EXPECT_EQ(more(MemoryClass::Other), 4000u);
 }
 
+TEST_F(CpuAllocator, AScopeThatEndsOutOfOrderDoesNoHarm) {
+  auto first = std::make_optional<MemoryClassScope>(MemoryClass::Master);
+  auto second = std::make_optional<MemoryClassScope>(MemoryClass::Moments);
+  first.reset();
+  second.reset();
+  const at::Tensor tensor = at::empty({10});
+  EXPECT_EQ(more(), 40u);
+}
+
+// A child inherits the lock as it was; if another thread held it, the child would wait for ever.
+TEST_F(CpuAllocator, AForkedChildAllocatesWhileTheParentsThreadsDo) {
+  std::atomic<bool> done = false;
+  std::thread busy([&] {
+    while (!done) at::empty({100'000});
+  });
+  for (int i = 0; i < 50; ++i) {
+    const pid_t child = fork();
+    if (child == 0) {
+      alarm(20);  // ends a child that waits
+      for (int j = 0; j < 10; ++j) *at::empty({100'000}).data_ptr<float>() = 1;
+      _exit(0);
+    }
+    int status = -1;
+    EXPECT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+  }
+  done = true;
+  busy.join();
+}
+
 TEST_F(CpuAllocator, TellsLibTorchsProfilerAsTheStockOneDoes) {
   struct Watch : c10::MemoryReportingInfoBase {
     int64_t live = 0;
@@ -186,6 +220,9 @@ TEST_F(CpuAllocator, TheOptionsOfALaterCallCount) {
   install_cpu_allocator({.kept_bytes_limit = 1 << 20});
   EXPECT_LE(memory_report().kept_bytes, 1u << 20);
   install_cpu_allocator();
+  at::empty({1 << 22}).zero_();
+  EXPECT_LE(memory_report().kept_bytes, 1u << 20) << "without options, those from before stand";
+  install_cpu_allocator(MemoryOptions{});
 }
 
 }  // namespace
