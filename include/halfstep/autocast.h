@@ -12,6 +12,12 @@ namespace halfstep {
 struct AutocastOptions {
   /// Accept BF16 on hardware that can only imitate it: right, but slower than FP32. For studying numerics.
   bool allow_emulated = false;
+
+  /// Where an operation gets an FP32 copy of a BF16 or FP16 tensor, keep the tensor for backward instead of
+  /// the copy, and cast again there: the same bits in half the bytes. Price: changing such a tensor in place
+  /// before backward is an Error, as it is in a step without autocast. With `false` the copies are kept, as
+  /// stock does.
+  bool repeat_upcasts = true;
 };
 
 /// Mixed precision from here to the end of the block, for CPU and CUDA tensors alike.

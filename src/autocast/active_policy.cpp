@@ -10,19 +10,19 @@ namespace {
 constexpr std::string_view kKindName = "HALFSTEP_AUTOCAST_POLICY";
 
 struct PolicyInfo final : c10::DebugInfoBase {
-  explicit PolicyInfo(OpPolicy policy) : policy(std::move(policy)) {}
-  OpPolicy policy;
+  explicit PolicyInfo(ActivePolicy policy) : policy(std::move(policy)) {}
+  ActivePolicy policy;
 };
 
 }  // namespace
 
 c10::DebugInfoKind active_policy_kind() { return c10::DebugInfoKind(&kKindName); }
 
-std::shared_ptr<c10::DebugInfoBase> as_debug_info(OpPolicy policy) {
+std::shared_ptr<c10::DebugInfoBase> as_debug_info(ActivePolicy policy) {
   return std::make_shared<PolicyInfo>(std::move(policy));
 }
 
-const OpPolicy* active_policy() {
+const ActivePolicy* active_policy() {
   const auto* info = static_cast<const PolicyInfo*>(c10::ThreadLocalDebugInfo::get(active_policy_kind()));
   return info ? &info->policy : nullptr;
 }

@@ -1,4 +1,4 @@
-// The policy of the innermost AutocastScope of this thread.
+// What the innermost AutocastScope of this thread asks for.
 #pragma once
 
 #include <c10/util/ThreadLocalDebugInfo.h>
@@ -8,6 +8,11 @@
 
 namespace halfstep {
 
+struct ActivePolicy {
+  OpPolicy ops;
+  bool repeat_upcasts;  // AutocastOptions says what for
+};
+
 c10::DebugInfoKind active_policy_kind();
 
 /// As the scope hands it to LibTorch.
@@ -15,9 +20,9 @@ c10::DebugInfoKind active_policy_kind();
 /// Kept as LibTorch's thread-local debug info rather than in a thread_local of ours, because
 /// at::ThreadLocalState carries the former to the threads that autograd moves to under deep re-entrancy, and
 /// nothing carries the latter.
-std::shared_ptr<c10::DebugInfoBase> as_debug_info(OpPolicy policy);
+std::shared_ptr<c10::DebugInfoBase> as_debug_info(ActivePolicy policy);
 
 /// Null outside any scope.
-const OpPolicy* active_policy();
+const ActivePolicy* active_policy();
 
 }  // namespace halfstep

@@ -50,18 +50,24 @@ FloatingArguments floating_arguments(std::span<const c10::IValue> arguments, at:
   return found;
 }
 
-void cast_arguments_(Arguments arguments, at::DeviceType device, at::ScalarType to) {
+std::vector<Upcast> cast_arguments_(Arguments arguments, at::DeviceType device, at::ScalarType to) {
+  std::vector<Upcast> upcasts;
+  const auto cast = [&](const at::Tensor& tensor) {
+    if (!needs_cast(tensor, device, to)) return tensor;
+    const at::Tensor copy = tensor.to(to);
+    if (to == at::kFloat) upcasts.push_back({tensor, copy});
+    return copy;
+  };
   for (c10::IValue& argument : arguments) {
     if (argument.isTensor()) {
-      if (needs_cast(argument.toTensor(), device, to)) argument = argument.toTensor().to(to);
+      if (needs_cast(argument.toTensor(), device, to)) argument = cast(argument.toTensor());
     } else if (argument.isTensorList()) {
       std::vector<at::Tensor> tensors = argument.toTensorVector();
-      for (at::Tensor& tensor : tensors) {
-        if (needs_cast(tensor, device, to)) tensor = tensor.to(to);
-      }
+      for (at::Tensor& tensor : tensors) tensor = cast(tensor);
       argument = std::move(tensors);
     }
   }
+  return upcasts;
 }
 
 }  // namespace halfstep

@@ -6,6 +6,9 @@
 
 #include <optional>
 #include <span>
+#include <vector>
+
+#include "autocast/upcasts.h"
 
 namespace halfstep {
 
@@ -26,7 +29,8 @@ struct FloatingArguments {
 
 FloatingArguments floating_arguments(std::span<const c10::IValue> arguments, at::DeviceType device);
 
-/// Casts every floating-point tensor of the device to `to`, except FP64 ones.
-void cast_arguments_(Arguments arguments, at::DeviceType device, at::ScalarType to);
+/// Casts every floating-point tensor of the device to `to`, except FP64 ones. Returns those casts that went
+/// up from BF16 or FP16.
+std::vector<Upcast> cast_arguments_(Arguments arguments, at::DeviceType device, at::ScalarType to);
 
 }  // namespace halfstep

@@ -11,6 +11,8 @@
 
 #include "autocast/active_policy.h"
 #include "autocast/argument_casts.h"
+#include "autocast/cross_entropy.h"
+#include "autocast/upcasts.h"
 
 namespace halfstep {
 namespace {
@@ -71,6 +73,7 @@ class PolicyKernel final : public c10::OperatorKernel {
         keys_below_(c10::DispatchKeySet::FULL_AFTER, autocast_key(device)),
         argument_count_(op.schema().arguments().size()),
         dtype_index_(argument_named(op.schema(), "dtype")),
+        is_cross_entropy_(op_table()[row].op == "cross_entropy_loss"),
         statistics_(op.schema()) {
     if (op.hasKernelForDispatchKey(autocast_key(device))) {
       stock_ = op.getComputedKernelForDispatchKey(autocast_key(device));
@@ -78,9 +81,9 @@ class PolicyKernel final : public c10::OperatorKernel {
   }
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
-    const OpPolicy* policy = active_policy();
+    const ActivePolicy* policy = active_policy();
     if (!policy) return run_stock(op, keys, stack);
-    switch (policy->rule_of_row(row_)) {
+    switch (policy->ops.rule_of_row(row_)) {
       case OpRule::Engine:
         return run_stock_without_cache(op, keys, stack);
       case OpRule::AsIs:
@@ -92,7 +95,7 @@ class PolicyKernel final : public c10::OperatorKernel {
       case OpRule::Promote:
         return run_promoted(op, keys, stack);
     }
-    HALFSTEP_BUG("no such rule: ", static_cast<int>(policy->rule_of_row(row_)));
+    HALFSTEP_BUG("no such rule: ", static_cast<int>(policy->ops.rule_of_row(row_)));
   }
 
  private:
@@ -129,8 +132,30 @@ class PolicyKernel final : public c10::OperatorKernel {
   void run_fp32(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
     const bool caller_chose = dtype_index_ != kNone && !arguments(stack)[dtype_index_].isNone();
     if (caller_chose) return op.redispatchBoxed(keys & keys_below_, stack);
+    if (is_cross_entropy_ && run_low_logits_cross_entropy(stack)) return;
     refuse_unscaled(op, floating_arguments(arguments(stack), device_), at::kFloat);
     run_cast(op, keys, stack, at::kFloat);
+  }
+
+  /// False where the operation has to go the usual way.
+  bool run_low_logits_cross_entropy(Stack* stack) const {
+    const Arguments given = arguments(stack);
+    auto weight = given[2].toOptional<at::Tensor>();
+    if (weight && !weight->defined()) weight.reset();  // what torch::nn::functional passes for none
+    const CrossEntropyArguments cross_entropy{
+        .logits = given[0].toTensor(),
+        .target = given[1].toTensor(),
+        .weight = std::move(weight),
+        .reduction = given[3].toInt(),
+        .ignore_index = given[4].toInt(),
+        .label_smoothing = given[5].toDouble(),
+    };
+    if (!takes_low_logits(cross_entropy)) return false;
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(autocast_key(device_));
+    at::Tensor loss = low_logits_cross_entropy(cross_entropy);
+    torch::jit::drop(*stack, argument_count_);
+    stack->emplace_back(std::move(loss));
+    return true;
   }
 
   void run_promoted(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
@@ -144,9 +169,18 @@ class PolicyKernel final : public c10::OperatorKernel {
                 at::ScalarType to) const {
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(autocast_key(device_));
     const auto originals = statistics_.tensors(arguments(stack));
-    cast_arguments_(arguments(stack), device_, to);
+    auto upcasts = cast_arguments_(arguments(stack), device_, to);
+    const auto is_statistic = [&](const Upcast& upcast) {
+      return std::any_of(originals.begin(), originals.end(),
+                         [&](const at::Tensor& original) { return original.is_same(upcast.original); });
+    };
+    std::erase_if(upcasts, is_statistic);  // they will have changed before backward
+    if (!active_policy()->repeat_upcasts) upcasts.clear();
     const auto copies = statistics_.tensors(arguments(stack));
-    op.redispatchBoxed(keys & keys_below_, stack);
+    {
+      const RepeatedUpcasts repeated(std::move(upcasts));
+      op.redispatchBoxed(keys & keys_below_, stack);
+    }
     RunningStatistics::write_back(originals, copies);
   }
 
@@ -168,6 +202,7 @@ class PolicyKernel final : public c10::OperatorKernel {
   c10::DispatchKeySet keys_below_;
   std::size_t argument_count_;
   int dtype_index_;
+  bool is_cross_entropy_;
   RunningStatistics statistics_;
   std::optional<c10::SafeKernelFunction> stock_;  // empty when stock autocast does nothing here
 };

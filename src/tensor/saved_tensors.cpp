@@ -44,10 +44,6 @@ const ScopeInfo* innermost_scope() {
 
 bool is_parameter(const at::TensorBase& tensor) { return tensor.is_leaf() && tensor.requires_grad(); }
 
-bool is_parameter_or_view_of_one(const at::Tensor& tensor) {
-  return is_parameter(tensor) || (tensor.is_view() && is_parameter(tensor._base()));
-}
-
 /// Stands where LibTorch would have kept one tensor.
 class PackedHooks final : public SavedVariableHooks {
  public:
@@ -135,6 +131,10 @@ std::shared_ptr<ScopeInfo> checked_scope(std::shared_ptr<SavedTensorPacker> pack
 
 SavedTensorScope::SavedTensorScope(std::shared_ptr<SavedTensorPacker> packer, const char* user)
     : guard_(scope_kind(), checked_scope(std::move(packer), user)) {}
+
+bool is_parameter_or_view_of_one(const at::Tensor& tensor) {
+  return is_parameter(tensor) || (tensor.is_view() && is_parameter(tensor._base()));
+}
 
 bool saved_tensors_can_be_packed() { return &Engine::get_default_engine() == &PackingEngine::instance(); }
 

@@ -51,6 +51,9 @@ class SavedTensorScope {
   c10::DebugInfoGuard guard_;
 };
 
+/// A leaf that requires a gradient, or a view of one.
+bool is_parameter_or_view_of_one(const at::Tensor& tensor);
+
 /// Whether scopes can open here: no, in a process whose autograd engine is Python's or somebody else's.
 bool saved_tensors_can_be_packed();
 

@@ -14,7 +14,9 @@ namespace halfstep::testing {
 /// `types` are dealt out in turn: {BF16, FP32} gives every second tensor FP32.
 class Inputs {
  public:
-  explicit Inputs(std::vector<at::ScalarType> types) : types_(std::move(types)) {}
+  /// As activations, the call is given copies of the leaves, which autograd knows as computed.
+  explicit Inputs(std::vector<at::ScalarType> types, bool as_activations = false)
+      : types_(std::move(types)), as_activations_(as_activations) {}
 
   /// Between 0.1 and 0.9: inside the domain of log, acos, erfinv and of probabilities.
   template <typename... Sizes>
@@ -33,10 +35,10 @@ class Inputs {
     return keep(at::diag(at::arange(1, n + 1, at::kFloat)) + 0.125 * at::ones({n, n}));
   }
 
-  /// A leaf of the next type.
+  /// A leaf of the next type, or the activation that is a copy of it.
   at::Tensor keep(const at::Tensor& values) {
     leaves_.push_back(values.to(next_type(), /*non_blocking=*/false, /*copy=*/true).requires_grad_());
-    return leaves_.back();
+    return as_activations_ ? leaves_.back().clone() : leaves_.back();
   }
 
   const std::vector<at::Tensor>& leaves() const { return leaves_; }
@@ -46,6 +48,7 @@ class Inputs {
   at::ScalarType next_type() { return types_[dealt_++ % types_.size()]; }
 
   std::vector<at::ScalarType> types_;
+  bool as_activations_;
   std::size_t dealt_ = 0;
   std::vector<at::Tensor> leaves_;
 };

@@ -1,0 +1,88 @@
+// Bytes that a GPT's forward leaves alive for backward, and the most that are alive during backward, as each
+// part that saves some is switched on. One forward and backward each; bytes are exact and do not vary.
+//
+//   activation_bytes [--layers N] [--width N] [--tokens N] [--vocabulary N]
+#include <halfstep/autocast.h>
+#include <torch/torch.h>
+
+#include <cstring>
+#include <functional>
+#include <iomanip>
+#include <iostream>
+
+#include "support/live_bytes.h"
+#include "support/small_models.h"
+
+namespace {
+
+using halfstep::AutocastOptions;
+using halfstep::AutocastScope;
+using halfstep::OpPolicy;
+using halfstep::OpRule;
+using halfstep::testing::LiveBytes;
+using halfstep::testing::Transformer;
+
+struct Sizes {
+  int64_t layers = 6, width = 384, tokens = 2048, vocabulary = 50257;
+  int64_t heads() const { return width / 64; }
+  static constexpr int64_t kSequence = 512;
+};
+
+struct Bytes {
+  int64_t after_forward, peak_of_backward;
+};
+
+Bytes measure(const Sizes& sizes, at::ScalarType parameters,
+              const std::function<at::Tensor(Transformer&)>& loss_of) {
+  at::manual_seed(1);
+  Transformer model(sizes.vocabulary, sizes.width, sizes.heads(), sizes.layers);
+  model.to(parameters);
+  LiveBytes bytes;
+  const at::Tensor loss = loss_of(model);
+  const int64_t after_forward = bytes.live();
+  bytes.forget_peak();
+  loss.backward();
+  return {after_forward, bytes.peak()};
+}
+
+void print(const char* name, const Bytes& bytes) {
+  std::cout << std::setw(44) << std::left << name << std::right << std::setw(12) << bytes.after_forward / 1e6
+            << std::setw(12) << bytes.peak_of_backward / 1e6 << "\n";
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Sizes sizes;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    int64_t* const size = std::strcmp(argv[i], "--layers") == 0       ? &sizes.layers
+                          : std::strcmp(argv[i], "--width") == 0      ? &sizes.width
+                          : std::strcmp(argv[i], "--tokens") == 0     ? &sizes.tokens
+                          : std::strcmp(argv[i], "--vocabulary") == 0 ? &sizes.vocabulary
+                                                                      : nullptr;
+    if (!size) {
+      std::cerr << "usage: activation_bytes [--layers N] [--width N] [--tokens N] [--vocabulary N]\n";
+      return 2;
+    }
+    *size = std::atoll(argv[i + 1]);
+  }
+  const at::Tensor ids = at::randint(sizes.vocabulary, {sizes.tokens / Sizes::kSequence, Sizes::kSequence});
+  const auto in_scope = [&](bool repeat_upcasts, bool low_logits) {
+    return [=](Transformer& model) {
+      OpPolicy policy = OpPolicy::standard();
+      if (!low_logits) policy.set("cross_entropy_loss", OpRule::Engine);
+      const AutocastScope scope(at::kBFloat16, policy,
+                                {.allow_emulated = true, .repeat_upcasts = repeat_upcasts});
+      return model.loss(ids, ids);
+    };
+  };
+  std::cout << std::fixed << std::setprecision(1) << std::setw(44) << std::left << "MB" << std::right
+            << std::setw(12) << "forward" << std::setw(12) << "backward" << "\n";
+  print("FP32", measure(sizes, at::kFloat, [&](Transformer& model) { return model.loss(ids, ids); }));
+  for (const at::ScalarType parameters : {at::kFloat, at::kBFloat16}) {
+    std::cout << parameters << " parameters\n";
+    print("  scope, copies kept, FP32 logits", measure(sizes, parameters, in_scope(false, false)));
+    print("  scope, up-casts repeated", measure(sizes, parameters, in_scope(true, false)));
+    print("  scope, up-casts repeated, low logits", measure(sizes, parameters, in_scope(true, true)));
+  }
+}
