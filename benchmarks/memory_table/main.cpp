@@ -1,0 +1,151 @@
+// memory_table: bytes a parameter, and the peak of a whole training step, by scheme, on two GPTs.
+//
+//   memory_table [--json]
+//
+// Counted by Halfstep's allocator: every CPU tensor that LibTorch allocates, FP32 training by LibTorch alone
+// included. Each scheme runs in a process of its own. Exits with 1 when a figure misses its goal.
+#include <halfstep/error.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "measure.h"
+#include "support/children.h"
+
+namespace bench {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr double kMostBytesWith8BitMoments = 9;
+
+/// Peak over that of FP32 training by LibTorch alone, at most.
+struct PeakGoal {
+  const char* model;
+  const char* scheme;
+  double ratio;
+};
+constexpr PeakGoal kPeakGoals[] = {
+    {"gpt2_124m", "bf16", 0.70},
+    {"gpt2_124m", "bf16_bf16_moments", 0.55},
+    {"gpt2_124m", "bf16_8bit_moments_checkpointed", 0.45},
+    {"gpt_30m", "bf16", 0.60},
+    {"gpt_30m", "bf16_8bit_moments_checkpointed", 0.35},
+};
+
+template <typename Named>
+const Named& named(const std::vector<Named>& all, const std::string& name) {
+  for (const Named& one : all)
+    if (one.name == name) return one;
+  halfstep::detail::throw_error("memory_table: nothing is called '" + name + "'");
+}
+
+Json by_class(const halfstep::MemoryAmounts& amounts) {
+  Json json;
+  for (std::size_t c = 0; c < halfstep::kMemoryClassCount; ++c)
+    json[halfstep::name_of(static_cast<halfstep::MemoryClass>(c))] = amounts.by_class[c];
+  json["total"] = amounts.total;
+  return json;
+}
+
+int run_child(const std::string& model, const std::string& scheme, int threads) {
+  at::set_num_threads(threads);
+  const MemoryFound found = measure(named(memory_cases(), model), named(memory_schemes(), scheme));
+  const Json json{{"parameters", found.parameters},
+                  {"bytes_per_parameter", found.bytes_per_parameter()},
+                  {"after_backward", by_class(found.after_backward)},
+                  {"at_peak", by_class(found.at_peak)}};
+  std::printf("%s\n", json.dump().c_str());
+  return 0;
+}
+
+/// By model, then by scheme.
+Json measure_all(int threads) {
+  std::vector<Arguments> jobs;
+  std::vector<std::pair<std::string, std::string>> names;
+  for (const auto& model : memory_cases())
+    for (const auto& scheme : memory_schemes()) {
+      names.emplace_back(model.name, scheme.name);
+      jobs.push_back({"--model", model.name, "--scheme", scheme.name, "--threads", std::to_string(threads)});
+    }
+  Json found;
+  run_children(jobs, /*at_once=*/1, [&](std::size_t job, const nlohmann::json& answer) {
+    const auto& [model, scheme] = names[job];
+    found[model][scheme] = answer;
+    found[model][scheme]["peak_ratio"] =
+        answer["at_peak"]["total"].get<double>() / found[model]["fp32"]["at_peak"]["total"].get<double>();
+    std::fprintf(stderr, "%zu of %zu: %s, %s\n", job + 1, jobs.size(), model.c_str(), scheme.c_str());
+  });
+  return found;
+}
+
+void print_table(const Json& found) {
+  for (const auto& [model, schemes] : found.items()) {
+    std::printf("%s, %lld parameters\n%-32s %10s  %21s  at peak, MB: %8s %8s %8s %8s %8s %8s\n",
+                model.c_str(), schemes["fp32"]["parameters"].get<long long>(), "  scheme", "bytes each",
+                "peak, MB (of FP32)", "working", "master", "gradient", "moments", "activ.", "other");
+    for (const auto& [scheme, row] : schemes.items()) {
+      const Json& peak = row["at_peak"];
+      const auto megabytes = [&](const char* name) { return peak[name].get<double>() / 1e6; };
+      std::printf("  %-30s %10.3f  %11.0f (%6.3f)                %8.0f %8.0f %8.0f %8.0f %8.0f %8.0f\n",
+                  scheme.c_str(), row["bytes_per_parameter"].get<double>(), megabytes("total"),
+                  row["peak_ratio"].get<double>(), megabytes("working"), megabytes("master"),
+                  megabytes("gradient"), megabytes("moments"), megabytes("activation"),
+                  megabytes("cast_cache") + megabytes("other"));
+    }
+  }
+}
+
+/// One line for each goal that is missed.
+std::vector<std::string> shortfalls(const Json& found) {
+  std::vector<std::string> lines;
+  const double bytes = found["gpt2_124m"]["bf16_8bit_moments"]["bytes_per_parameter"];
+  if (bytes > kMostBytesWith8BitMoments)
+    lines.push_back(halfstep::detail::concat("8-bit moments: ", bytes, " bytes a parameter, at most ",
+                                             kMostBytesWith8BitMoments));
+  for (const PeakGoal& goal : kPeakGoals) {
+    const double ratio = found[goal.model][goal.scheme]["peak_ratio"];
+    if (ratio > goal.ratio)
+      lines.push_back(halfstep::detail::concat(goal.model, ", ", goal.scheme, ": peak ", ratio,
+                                               " of FP32 training, at most ", goal.ratio));
+  }
+  return lines;
+}
+
+int run(int argc, char** argv) {
+  CLI::App app("Bytes a parameter, and the peak of a whole training step, by scheme");
+  bool as_json = false;
+  int threads = 2;
+  std::string model, scheme;
+  app.add_flag("--json", as_json, "Print every count as JSON");
+  app.add_option("--threads", threads, "Threads of LibTorch")->check(CLI::Range(1, 1024));
+  app.add_option("--model", model, "With --scheme: only this one, here and now");
+  app.add_option("--scheme", scheme)->needs("--model");
+  CLI11_PARSE(app, argc, argv);
+  if (!scheme.empty()) return run_child(model, scheme, threads);
+
+  const Json found = measure_all(threads);
+  const auto missed = shortfalls(found);
+  if (as_json) {
+    const Json json{{"models", found}, {"shortfalls", missed}, {"good", missed.empty()}};
+    std::printf("%s\n", json.dump(2).c_str());
+  } else {
+    print_table(found);
+    for (const auto& line : missed) std::printf("SHORT: %s\n", line.c_str());
+  }
+  return missed.empty() ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace bench
+
+int main(int argc, char** argv) {
+  try {
+    return bench::run(argc, argv);
+  } catch (const halfstep::Error& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 2;
+  }
+}

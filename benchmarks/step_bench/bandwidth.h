@@ -1,0 +1,23 @@
+// How fast this machine reads and writes back memory that no cache holds.
+#pragma once
+
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace bench {
+
+/// Arrays of FP32 with `bytes` together, each element of which gets `+= c`.
+class ReadModifyWrite {
+ public:
+  explicit ReadModifyWrite(std::int64_t bytes);
+
+  void run();                  ///< on as many threads as LibTorch uses
+  double bytes_moved() const;  ///< by one run: each byte is read once and written once
+
+ private:
+  at::Tensor array_;
+};
+
+}  // namespace bench
