@@ -12,7 +12,8 @@ namespace halfstep {
 enum class WeightStorage {
   Fp32,         ///< the working copy is FP32: its own master
   Fp32Master,   ///< low working copy, rounded to nearest even from an FP32 master beside it: 2 + 4 bytes
-  SplitMaster,  ///< BF16 working copy and the 16 bits below it, together the FP32 master: 2 + 2 bytes
+  SplitMaster,  ///< BF16 working copy, ties rounded away from 0, and the 16 bits below it: together the FP32
+                ///< master, bit for bit: 2 + 2 bytes
   Kahan,        ///< low working copy and a compensation of the same type: 2 + 2 bytes, 16 bits together
   Stochastic,   ///< low working copy alone, rounded up or down at random, right on average: 2 bytes
   Nearest,      ///< low working copy alone, rounded to nearest: small updates vanish. A control: 2 bytes
@@ -21,8 +22,10 @@ enum class WeightStorage {
 /// How the moments of an optimizer are kept.
 enum class MomentStorage {
   Fp32,        ///< 4 bytes each
-  Bf16,        ///< rounded at random, since a moment moves by less than half a BF16 step: 2 bytes each
-  Blockwise8,  ///< 8-bit floating-point codes with an FP32 scale for each 256: 1 + 4/256 bytes each
+  Bf16,        ///< rounded up or down in fair turns, since a moment moves by less than half a BF16 step: 2
+               ///< bytes each
+  Blockwise8,  ///< 8-bit floating-point codes, rounded alike, an FP32 scale for each 256: 1 + 4/256 bytes
+               ///< each
 };
 
 /// Elements that share a scale in MomentStorage::Blockwise8.

@@ -1,0 +1,140 @@
+// AdamW and SGD in vectors: same arithmetic as update_scalar.cpp.
+#pragma once
+
+#include "kernels/vectors.h"
+
+namespace halfstep {
+namespace {
+
+template <typename Isa>
+struct OptimizerStages : Vectors<Isa> {
+  using Base = Vectors<Isa>;
+  using Base::all, Base::ask_for, Base::bf16_of, Base::floats_of, Base::for_vectors;
+  using Base::joined, Base::kTwin, Base::kUpdateAheadBytes, Base::sum_of, Base::words_of;
+  using typename Base::Floats, typename Base::Mask, typename Base::Words;
+
+  /// The constants, spread over vectors once.
+  struct AdamWVectors {
+    explicit AdamWVectors(const AdamWStep& step)
+        : from_moment(step.first_weight < 0.5f),
+          lerp_weight(all(from_moment ? step.first_weight : step.first_weight - 1)),
+          beta2(all(step.beta2)),
+          second_weight(all(step.second_weight)),
+          second_correction(all(step.second_correction)),
+          eps(all(step.eps)),
+          negative_step_size(all(step.negative_step_size)),
+          kept(all(step.kept)),
+          decay(all(step.decay)) {}
+    bool from_moment;
+    Floats lerp_weight, beta2, second_weight, second_correction, eps, negative_step_size, kept, decay;
+  };
+
+  struct Updated {
+    Floats first, second, next_weight, update;
+  };
+
+  static Updated adamw_vector(const AdamWVectors& k, Floats weight, Floats grad, Floats before,
+                              Floats second_before) {
+    const Floats first = Isa::fma(k.lerp_weight, grad - before, k.from_moment ? before : grad);
+    const Floats second = Isa::fma(k.second_weight * grad, grad, second_before * k.beta2);
+    const Floats denominator = Isa::sqrt(second) / k.second_correction + k.eps;
+    const Floats change = k.negative_step_size * first / denominator;
+    return {first, second, weight * k.kept + change, change - weight * k.decay};
+  }
+
+  static UpdateTile behind(const UpdateTile& tile, std::size_t elements) {
+    const auto moved = [&](auto* array) { return array ? array + elements : nullptr; };
+    return {moved(tile.weight),        moved(tile.grad),        moved(tile.first_moment),
+            moved(tile.second_moment), moved(tile.next_weight), moved(tile.update)};
+  }
+
+  static void adamw(const AdamWStep& step, const UpdateTile& tile, std::size_t count) {
+    const AdamWVectors constants(step);
+    const std::size_t done = for_vectors(count, [&](std::size_t i) {
+      const Updated now = adamw_vector(constants, Isa::load(tile.weight + i), Isa::load(tile.grad + i),
+                                       Isa::load(tile.first_moment + i), Isa::load(tile.second_moment + i));
+      Isa::store(tile.first_moment + i, now.first);
+      Isa::store(tile.second_moment + i, now.second);
+      Isa::store(tile.next_weight + i, now.next_weight);
+      Isa::store(tile.update + i, now.update);
+    });
+    kTwin.adamw(step, behind(tile, done), count - done);
+  }
+
+  template <WeightStorage storage, int format>
+  static std::size_t fused_adamw(const AdamWStep& step, const UpdateRun& run, UpdateCounts& counts) {
+    constexpr bool split = storage == WeightStorage::SplitMaster, low = storage != WeightStorage::Fp32;
+    const AdamWVectors constants(step);
+    const Floats multiplier = all(step.grad_multiplier);
+    const void* const grads = run.grad;
+    auto* const fp32 = static_cast<float*>(low ? run.companion : run.working);
+    auto* const working = static_cast<std::uint16_t*>(run.working);
+    auto* const remainder = static_cast<std::uint16_t*>(run.companion);
+    auto* const firsts = static_cast<float*>(run.first_moment);
+    auto* const seconds = static_cast<float*>(run.second_moment);
+    Words nonzero = {}, unmoved = {}, lost = {};
+    const std::size_t done = for_vectors(run.count, [&](std::size_t i) {
+      ask_for(Base::template skip<format>(grads, i), kUpdateAheadBytes);
+      ask_for(firsts + i, kUpdateAheadBytes);
+      ask_for(seconds + i, kUpdateAheadBytes);
+      if constexpr (low) ask_for(working + i, kUpdateAheadBytes);
+      ask_for(split ? static_cast<void*>(remainder + i) : fp32 + i, kUpdateAheadBytes);
+
+      Words working_before = {}, before;
+      if constexpr (low) working_before = Isa::widen(working + i);
+      if constexpr (split) {
+        before = joined(working_before, Isa::widen(remainder + i));
+      } else {
+        before = words_of(Isa::load(fp32 + i));
+      }
+      const Updated now =
+          adamw_vector(constants, floats_of(before), Base::template grads_at<format>(grads, i) * multiplier,
+                       Isa::load(firsts + i), Isa::load(seconds + i));
+      Isa::store(firsts + i, now.first);
+      Isa::store(seconds + i, now.second);
+      const Words after = words_of(now.next_weight);
+      const Mask asked = Isa::nonzero(now.update);
+      Isa::add_one(nonzero, asked);
+      Isa::add_one(lost, Isa::and_equal(asked, before, after));
+      if constexpr (low) {
+        const Words working_after = split ? (after + 0x8000u) >> 16 : bf16_of(now.next_weight);
+        Isa::add_one(unmoved, Isa::and_equal(asked, working_before, working_after));
+        Isa::narrow(working + i, working_after);
+      }
+      if constexpr (split) {
+        Isa::narrow(remainder + i, after & 0xffffu);
+      } else {
+        Isa::store(fp32 + i, now.next_weight);
+      }
+    });
+    counts.nonzero += sum_of(nonzero);
+    counts.working_unmoved += sum_of(low ? unmoved : lost);
+    counts.lost += sum_of(lost);
+    return done;
+  }
+
+  static void sgd(const SgdStep& step, const UpdateTile& tile, std::size_t count) {
+    const Floats momentum = all(static_cast<float>(step.momentum));
+    const Floats grad_share = all(static_cast<float>(1 - step.dampening));
+    const auto decay = static_cast<float>(step.weight_decay);
+    const Floats negative_rate = all(static_cast<float>(-step.learning_rate));
+    const std::size_t done = for_vectors(count, [&](std::size_t i) {
+      const Floats weight = Isa::load(tile.weight + i);
+      Floats grad = Isa::load(tile.grad + i);
+      if (decay != 0) grad = Isa::fma(all(decay), weight, grad);
+      Floats direction = grad;
+      if (tile.first_moment) {
+        Floats moment = grad;
+        if (!step.first) moment = Isa::fma(grad, grad_share, Isa::load(tile.first_moment + i) * momentum);
+        Isa::store(tile.first_moment + i, moment);
+        direction = step.nesterov ? Isa::fma(moment, momentum, grad) : moment;
+      }
+      Isa::store(tile.next_weight + i, Isa::fma(negative_rate, direction, weight));
+      Isa::store(tile.update + i, negative_rate * direction);
+    });
+    kTwin.sgd(step, behind(tile, done), count - done);
+  }
+};
+
+}  // namespace
+}  // namespace halfstep
