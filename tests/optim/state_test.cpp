@@ -5,12 +5,14 @@
 
 #include "support/bits.h"
 #include "support/error_of.h"
+#include "support/states.h"
 
 namespace halfstep {
 namespace {
 
 using testing::bit_equal;
 using testing::error_of;
+using testing::expect_same_state;
 
 std::vector<Param> two_params(WeightStorage storage) {
   torch::manual_seed(21);
@@ -48,16 +50,7 @@ void expect_resumable(WeightStorage storage, const Options& options) {
   run(second_half, resumed, 4, 8);
   for (size_t i = 0; i < whole.size(); ++i)
     EXPECT_TRUE(bit_equal(full_precision(whole[i]), full_precision(resumed[i])));
-  const StateDict left = uninterrupted.state_dict(), right = second_half.state_dict();
-  ASSERT_EQ(left.size(), right.size());
-  for (const auto& [name, value] : left) {
-    if (const auto* tensor = std::get_if<at::Tensor>(&value))
-      EXPECT_TRUE(bit_equal(*tensor, right.tensor(name))) << name;
-    else if (const auto* number = std::get_if<int64_t>(&value))
-      EXPECT_EQ(*number, right.integer(name)) << name;
-    else if (const auto* real = std::get_if<double>(&value))
-      EXPECT_EQ(*real, right.real(name)) << name;
-  }
+  expect_same_state(uninterrupted.state_dict(), second_half.state_dict());
 }
 
 TEST(OptimizerState, ResumedRunFollowsTheUninterruptedOneInEveryStorage) {
@@ -105,9 +98,7 @@ TEST(OptimizerState, ThatDoesNotFitIsRefusedWholeWithAllFaults) {
   EXPECT_NE(names.find("param.p33.first_moment"), std::string::npos) << names;
   EXPECT_NE(error_of([&] { SGD(params, {.momentum = 0.9}).load_state_dict(good); }).find("SGD: this state"),
             std::string::npos);
-  for (const auto& [name, value] : optimizer.state_dict())
-    if (const auto* tensor = std::get_if<at::Tensor>(&value))
-      EXPECT_TRUE(bit_equal(*tensor, good.tensor(name)));
+  expect_same_state(good, optimizer.state_dict());
 }
 
 }  // namespace

@@ -5,14 +5,13 @@
 #include <torch/torch.h>
 
 #include "support/any_machine.h"
-#include "support/bits.h"
 #include "support/error_of.h"
 #include "support/small_models.h"
+#include "support/states.h"
 
 namespace halfstep {
 namespace {
 
-using testing::bit_equal;
 using testing::error_of;
 using testing::Mlp;
 
@@ -50,14 +49,7 @@ TEST(MixedPrecisionState, ResumedRunFollowsTheUninterruptedOne) {
     second.mp.load_state_dict(first.mp.state_dict());
     second.optimizer.load_state_dict(first.optimizer.state_dict());
     second.train(5, 12);
-    const StateDict expected = whole.mp.state_dict(), resumed = second.mp.state_dict();
-    for (const auto& [name, value] : expected) {
-      if (const auto* tensor = std::get_if<at::Tensor>(&value))
-        EXPECT_TRUE(bit_equal(*tensor, resumed.tensor(name))) << precision.name() << " " << name;
-      if (const auto* real = std::get_if<double>(&value)) EXPECT_EQ(*real, resumed.real(name)) << name;
-      if (const auto* number = std::get_if<int64_t>(&value))
-        EXPECT_EQ(*number, resumed.integer(name)) << name;
-    }
+    testing::expect_same_state(whole.mp.state_dict(), second.mp.state_dict());
   }
 }
 
