@@ -42,7 +42,7 @@ class Array {
   Array(std::size_t element_bytes, std::size_t count, std::size_t offset)
       : element_bytes(element_bytes), count(count), offset(offset) {
     bytes.assign((offset + count + kGuardElements) * element_bytes, kGuard);
-    if (count) std::memset(at(0), 0, count * element_bytes);
+    if (count && element_bytes) std::memset(at(0), 0, count * element_bytes);
   }
   void* at(std::size_t i) { return element_bytes ? bytes.data() + (offset + i) * element_bytes : nullptr; }
   std::uint32_t code(std::size_t i) const {
