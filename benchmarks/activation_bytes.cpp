@@ -2,6 +2,7 @@
 // part that saves some is switched on. One forward and backward each; bytes are exact and do not vary.
 //
 //   activation_bytes [--layers N] [--width N] [--tokens N] [--vocabulary N]
+#include <halfstep/activations.h>
 #include <halfstep/autocast.h>
 #include <torch/torch.h>
 
@@ -11,12 +12,14 @@
 #include <iostream>
 
 #include "support/live_bytes.h"
+#include "support/run_case.h"
 #include "support/small_models.h"
 
 namespace {
 
-using halfstep::AutocastOptions;
 using halfstep::AutocastScope;
+using halfstep::CompressedActivations;
+using halfstep::Format;
 using halfstep::OpPolicy;
 using halfstep::OpRule;
 using halfstep::testing::LiveBytes;
@@ -43,6 +46,17 @@ Bytes measure(const Sizes& sizes, at::ScalarType parameters,
   bytes.forget_peak();
   loss.backward();
   return {after_forward, bytes.peak()};
+}
+
+/// Transformer::loss with a checkpoint around each block.
+at::Tensor checkpointed_loss(Transformer& model, const at::Tensor& ids) {
+  at::Tensor x = model.tokens(ids);
+  for (const auto& block : *model.blocks) {
+    x = halfstep::checkpoint_activations(
+        [block](const at::Tensor& x) { return block->as<halfstep::testing::TransformerBlock>()->forward(x); },
+        x);
+  }
+  return torch::nn::functional::cross_entropy(model.head(model.norm(x)).flatten(0, 1), ids.flatten());
 }
 
 void print(const char* name, const Bytes& bytes) {
@@ -76,13 +90,28 @@ int main(int argc, char** argv) {
       return model.loss(ids, ids);
     };
   };
+  const auto in_stock_region = [&](Transformer& model) {
+    const halfstep::testing::BareAutocast region(at::kBFloat16);
+    return model.loss(ids, ids);
+  };
+  const auto compressed = [&](Transformer& model) {
+    const CompressedActivations activations(Format::E4M3);
+    return in_scope(true, true)(model);
+  };
+  const auto checkpointed = [&](Transformer& model) {
+    const AutocastScope scope(at::kBFloat16, OpPolicy::standard(), {.allow_emulated = true});
+    return checkpointed_loss(model, ids);
+  };
   std::cout << std::fixed << std::setprecision(1) << std::setw(44) << std::left << "MB" << std::right
             << std::setw(12) << "forward" << std::setw(12) << "backward" << "\n";
   print("FP32", measure(sizes, at::kFloat, [&](Transformer& model) { return model.loss(ids, ids); }));
   for (const at::ScalarType parameters : {at::kFloat, at::kBFloat16}) {
     std::cout << parameters << " parameters\n";
+    print("  stock autocast", measure(sizes, parameters, in_stock_region));
     print("  scope, copies kept, FP32 logits", measure(sizes, parameters, in_scope(false, false)));
     print("  scope, up-casts repeated", measure(sizes, parameters, in_scope(true, false)));
     print("  scope, up-casts repeated, low logits", measure(sizes, parameters, in_scope(true, true)));
+    print("    and activations in E4M3", measure(sizes, parameters, compressed));
+    print("    and each block checkpointed", measure(sizes, parameters, checkpointed));
   }
 }

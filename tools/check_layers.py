@@ -45,6 +45,7 @@ HEADER_ROOM = {
     "op_policy.h": "precision",
     "precision.h": "precision",
     "autocast.h": "autocast",
+    "activations.h": "nn",
     "mixed_precision.h": "train",
     "halfstep.h": "cli",  # the umbrella: includes all the others, declares nothing
 }

@@ -1,6 +1,7 @@
 // All of Halfstep.
 #pragma once
 
+#include <halfstep/activations.h>
 #include <halfstep/autocast.h>
 #include <halfstep/config.h>
 #include <halfstep/error.h>

@@ -5,6 +5,7 @@
 #include <halfstep/op_policy.h>
 
 #include <memory>
+#include <optional>
 
 namespace halfstep {
 
@@ -20,7 +21,8 @@ c10::DebugInfoKind active_policy_kind();
 /// Kept as LibTorch's thread-local debug info rather than in a thread_local of ours, because
 /// at::ThreadLocalState carries the former to the threads that autograd moves to under deep re-entrancy, and
 /// nothing carries the latter.
-std::shared_ptr<c10::DebugInfoBase> as_debug_info(ActivePolicy policy);
+/// Nothing hides the policy of an outer scope.
+std::shared_ptr<c10::DebugInfoBase> as_debug_info(std::optional<ActivePolicy> policy);
 
 /// Null outside any scope.
 const ActivePolicy* active_policy();

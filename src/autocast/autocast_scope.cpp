@@ -16,7 +16,7 @@ std::shared_ptr<c10::DebugInfoBase> checked_policy(c10::ScalarType low, OpPolicy
     check_bf16_is_native(machine);
   }
   check_every_row_has_its_kernel();
-  return as_debug_info({.ops = std::move(policy), .repeat_upcasts = options.repeat_upcasts});
+  return as_debug_info(ActivePolicy{.ops = std::move(policy), .repeat_upcasts = options.repeat_upcasts});
 }
 
 }  // namespace

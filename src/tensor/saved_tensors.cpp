@@ -49,7 +49,7 @@ class PackedHooks final : public SavedVariableHooks {
  public:
   void call_pack_hook(const at::Tensor& tensor) override {
     at::Tensor kept = tensor;
-    if (!is_parameter_or_view_of_one(tensor)) {
+    if (!is_parameter(tensor)) {
       for (auto scope = innermost_scope(); scope && kept.defined(); scope = scope->outer) {
         if (auto packed = scope->packer->pack(kept)) {
           kept = std::move(packed->kept);

@@ -23,8 +23,8 @@ struct PackedTensor {
   std::function<at::Tensor(const at::Tensor& kept)> restore;
 };
 
-/// Decides about each tensor that is saved in its scope. Parameters (leaves that require a gradient) and
-/// views of them are never shown to it.
+/// Decides about each tensor that is saved in its scope. Parameters (leaves that require a gradient) are
+/// never shown to it; views of them are.
 ///
 /// at::ThreadLocalState carries scopes to other threads: a packer with state of its own must guard it.
 class SavedTensorPacker {

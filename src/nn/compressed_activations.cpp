@@ -1,0 +1,127 @@
+#include <ATen/ops/as_strided.h>
+#include <ATen/ops/empty_strided.h>
+#include <halfstep/activations.h>
+#include <halfstep/error.h>
+#include <torch/csrc/autograd/function.h>
+
+#include <algorithm>
+#include <array>
+#include <mutex>
+#include <string_view>
+
+#include "nn/fp8_blocks.h"
+#include "tensor/saved_tensors.h"
+
+namespace halfstep {
+namespace {
+
+constexpr int64_t kFewestElements = 512;
+
+/// Nodes that hand on one tensor's values in another shape, order or type.
+constexpr std::string_view kHandsOn[] = {
+    "AliasBackward0",        "CloneBackward0",      "ExpandBackward0",    "PermuteBackward0",
+    "ReshapeAliasBackward0", "SelectBackward0",     "SliceBackward0",     "SplitBackward0",
+    "SqueezeBackward0",      "SqueezeBackward1",    "TBackward0",         "ToCopyBackward0",
+    "TransposeBackward0",    "UnsafeViewBackward0", "UnsqueezeBackward0", "ViewBackward0",
+};
+
+/// Whether the tensor is a parameter seen or cast in another way: a weight, not an activation.
+bool is_a_form_of_a_parameter(const at::Tensor& tensor) {
+  for (const torch::autograd::Node* node = tensor.grad_fn().get(); node;) {
+    const std::string name = node->name();
+    if (name == "torch::autograd::AccumulateGrad") return true;
+    if (std::find(std::begin(kHandsOn), std::end(kHandsOn), name) == std::end(kHandsOn)) return false;
+    if (node->num_outputs() != 1) return false;
+    node = node->next_edge(0).function.get();
+  }
+  return false;
+}
+
+bool is_activation(const at::Tensor& tensor) {
+  return tensor.is_floating_point() && tensor.layout() == at::kStrided && tensor.requires_grad() &&
+         tensor.numel() >= kFewestElements && !is_a_form_of_a_parameter(tensor);
+}
+
+/// The elements as they lie in memory.
+at::Tensor flat(const at::Tensor& dense) {
+  return dense.as_strided({dense.numel()}, {1}, dense.storage_offset());
+}
+
+class Compressor final : public SavedTensorPacker {
+ public:
+  explicit Compressor(Format format) : format_(format) {}
+
+  std::optional<PackedTensor> pack(const at::Tensor& tensor) override {
+    if (!is_activation(tensor)) return std::nullopt;
+    const at::ScalarType type = tensor.scalar_type();
+    if (format_ == Format::BF16) {
+      if (type != at::kFloat) return std::nullopt;
+      return PackedTensor{once(tensor, [](const at::Tensor& t) { return t.to(at::kBFloat16); }),
+                          [](const at::Tensor& kept) { return kept.to(at::kFloat); }};
+    }
+    if (type != at::kFloat && type != at::kBFloat16 && type != at::kHalf) return std::nullopt;
+    HALFSTEP_CHECK(tensor.is_cpu(), "CompressedActivations: ", traits(format_).name,
+                   " is made on CPU only, and ", type, " ", tensor.sizes(), " is on ", tensor.device(),
+                   ". Use Format::BF16 there.");
+    const at::Tensor dense = tensor.is_non_overlapping_and_dense() ? tensor : tensor.contiguous();
+    return PackedTensor{
+        once(tensor, [&](const at::Tensor&) { return fp8_blocks(flat(dense.detach()), format_); }),
+        [format = format_, sizes = dense.sizes().vec(), strides = dense.strides().vec(),
+         options = dense.options()](const at::Tensor& kept) {
+          at::Tensor restored = at::empty_strided(sizes, strides, options);
+          decode_fp8_blocks(kept, format, flat(restored));
+          return restored;
+        }};
+  }
+
+ private:
+  /// What was made of a tensor not long ago. The storage is held weakly, which keeps its address from being
+  /// used again.
+  struct Made {
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage{c10::intrusive_ptr<c10::StorageImpl>()};
+    int64_t offset = 0, version = 0;
+    std::vector<int64_t> sizes, strides;
+    c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> kept{
+        c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()};
+  };
+
+  /// Several operations may save one tensor, as three projections of one input do: keep one copy for all.
+  template <typename Make>
+  at::Tensor once(const at::Tensor& tensor, Make make) {
+    const std::lock_guard lock(mutex_);
+    for (const Made& made : made_) {
+      if (made.storage._unsafe_get_target() != tensor.storage().unsafeGetStorageImpl() ||
+          made.offset != tensor.storage_offset() || made.version != tensor._version() ||
+          tensor.sizes() != made.sizes || tensor.strides() != made.strides || made.storage.expired())
+        continue;
+      if (auto kept = made.kept.lock()) return at::Tensor(std::move(kept));
+    }
+    at::Tensor kept = make(tensor);
+    made_[next_++ % made_.size()] = {
+        tensor.storage().getWeakStorageImpl(),
+        tensor.storage_offset(),
+        tensor._version(),
+        tensor.sizes().vec(),
+        tensor.strides().vec(),
+        c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(kept.getIntrusivePtr())};
+    return kept;
+  }
+
+  Format format_;
+  std::mutex mutex_;
+  std::array<Made, 8> made_;
+  std::size_t next_ = 0;
+};
+
+}  // namespace
+
+CompressedActivations::CompressedActivations(Format format) {
+  HALFSTEP_CHECK(format == Format::BF16 || format == Format::E4M3 || format == Format::E5M2,
+                 "CompressedActivations: cannot keep activations in ", traits(format).name,
+                 ". Use Format::BF16, Format::E4M3 or Format::E5M2.");
+  scope_ = std::make_unique<SavedTensorScope>(std::make_shared<Compressor>(format), "CompressedActivations");
+}
+
+CompressedActivations::~CompressedActivations() = default;
+
+}  // namespace halfstep
