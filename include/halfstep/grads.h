@@ -11,11 +11,12 @@
 namespace halfstep {
 
 /// Un-scaling and clipping as one number, with what a report needs to say about the gradients it belongs to.
+/// A default one means: as they are, not looked at.
+///
 /// The optimizer multiplies as it reads: gradients are never rewritten, hence never un-scaled twice.
 struct GradMultiplier {
   double value = 1.0;
   bool finite = true;        ///< false: the step is skipped
-  bool any = true;           ///< whether there was a gradient at all
   double norm = 0.0;         ///< joint 2-norm, un-scaled, before clipping
   double loss_scale = 1.0;   ///< the one that the gradients carry
   std::string first_bad{};   ///< the first parameter whose gradient is not finite

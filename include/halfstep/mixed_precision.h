@@ -52,8 +52,8 @@ struct MixedPrecisionOptions {
 /// full values first; buffers stay as they are. A parameter that the model has under two names is one.
 ///
 /// With accumulation, each backward is one micro-batch: its gradients are checked, added to the sum and
-/// dropped. One that is not finite is not added: inspect_grads names it and its parameter, and the step is
-/// skipped.
+/// dropped. A sum, not a mean: divide the loss by the number of micro-batches. One that is not finite is not
+/// added: inspect_grads names it and its parameter, and the step is skipped.
 ///
 /// Between steps it remembers masters and the loss scale: save state_dict() with the optimizer's. Between the
 /// first backward of a step and advance it also remembers the sum, which is not saved: save between steps.
@@ -79,14 +79,15 @@ class HALFSTEP_API MixedPrecision {
   /// One read-only pass: finite? norm? whose?
   [[nodiscard]] GradSummary inspect_grads(GradDetail detail = GradDetail::Total);
 
-  /// Moves the loss scale on; once a step, after the optimizer. Throws SkipLimitError as GradScaler::update
-  /// does.
+  /// Moves the loss scale on; once a step, after the optimizer. Throws SkipLimitError when too many steps in
+  /// a row were skipped: LossScaling::max_consecutive_skips, 100 without loss scaling.
   void advance(const GradSummary& grads);
 
   const std::vector<Param>& params() const;
   const Precision& precision() const;
-  double loss_scale() const;                       ///< 1 without loss scaling
-  const LossScaleState* loss_scale_state() const;  ///< null without loss scaling
+  double loss_scale() const;  ///< 1 without loss scaling
+  /// Clean and skipped steps are counted without loss scaling too.
+  const LossScaleState& loss_scale_state() const;
 
   /// Weights with all their bits, and the loss scale. Loading refuses what does not fit, all at once.
   StateDict state_dict() const;

@@ -33,8 +33,8 @@ struct SgdOptions {
   double dampening = 0.0;
   double weight_decay = 0.0;  ///< added to the gradient, as in torch::optim::SGD
   bool nesterov = false;
-  MomentStorage moments = MomentStorage::Fp32;  ///< Fp32 or Bf16
-  Schedule schedule{};                          ///< multiplies lr
+  MomentStorage moments = MomentStorage::Fp32;
+  Schedule schedule{};  ///< multiplies lr
 
   HALFSTEP_API void check() const;
 };

@@ -49,7 +49,7 @@ struct HALFSTEP_API Precision {
   /// Throws an Error that names what does not go together: a split master below FP16, for instance.
   void check() const;
 
-  /// "FP32", "TF32", "BF16" or "FP16".
+  /// "FP32", "TF32", "BF16", "FP16", or "FP32 with BF16 products".
   std::string name() const;
 };
 

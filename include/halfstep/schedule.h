@@ -4,6 +4,7 @@
 #include <halfstep/config.h>
 
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 namespace halfstep {
@@ -44,5 +45,11 @@ struct HALFSTEP_API Schedule {
   /// Throws an Error that names the first field which makes no sense.
   void check() const;
 };
+
+/// "constant", "linear", "cosine", "wsd".
+HALFSTEP_API std::string_view to_string(Schedule::Shape shape);
+
+/// The shape of that name; nothing for an unknown one.
+HALFSTEP_API std::optional<Schedule::Shape> schedule_shape(std::string_view name);
 
 }  // namespace halfstep

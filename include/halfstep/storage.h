@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 namespace halfstep {
 
@@ -14,7 +15,8 @@ enum class WeightStorage {
   Fp32Master,   ///< low working copy, rounded to nearest even from an FP32 master beside it: 2 + 4 bytes
   SplitMaster,  ///< BF16 working copy, ties rounded away from 0, and the 16 bits below it: together the FP32
                 ///< master, bit for bit: 2 + 2 bytes
-  Kahan,        ///< low working copy and a compensation of the same type: 2 + 2 bytes, 16 bits together
+  Kahan,        ///< low working copy and a compensation of the same type: 2 + 2 bytes. In BF16 updates below
+                ///< w * 2^-17 are lost once the compensation has grown
   Stochastic,   ///< low working copy alone, rounded up or down at random, right on average: 2 bytes
   Nearest,      ///< low working copy alone, rounded to nearest: small updates vanish. A control: 2 bytes
 };
@@ -25,8 +27,22 @@ enum class MomentStorage {
   Bf16,        ///< rounded up or down in fair turns, since a moment moves by less than half a BF16 step: 2
                ///< bytes each
   Blockwise8,  ///< 8-bit floating-point codes, rounded alike, an FP32 scale for each 256: 1 + 4/256 bytes
-               ///< each
+               ///< each. Within a block gradients may differ by a factor of about 300; the weights of those
+               ///< that are smaller still move more slowly than they should
 };
+
+/// "fp32", "fp32 master", "split master", "kahan", "stochastic", "nearest"; in saved states too.
+constexpr std::string_view to_string(WeightStorage storage) {
+  constexpr std::string_view names[] = {"fp32",  "fp32 master", "split master",
+                                        "kahan", "stochastic",  "nearest"};
+  return names[static_cast<int>(storage)];
+}
+
+/// "fp32", "bf16", "blockwise 8-bit"; in saved states too.
+constexpr std::string_view to_string(MomentStorage storage) {
+  constexpr std::string_view names[] = {"fp32", "bf16", "blockwise 8-bit"};
+  return names[static_cast<int>(storage)];
+}
 
 /// Elements that share a scale in MomentStorage::Blockwise8.
 inline constexpr std::int64_t kMomentBlockElements = 256;

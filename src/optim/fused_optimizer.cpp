@@ -48,6 +48,7 @@ struct FusedOptimizer<Options>::Impl : optim::OptimizerState<Options> {
     for (optim::Slot& slot : this->slots) {
       const at::Tensor& grad = slot.param.working.grad();
       if (!grad.defined()) continue;
+      optim::check_slot(Rule::kName, slot);
       check_grad(slot.param, grad);
       const Options& options = this->groups[slot.group];
       const double learning_rate = options.lr * options.schedule.factor(this->steps);
@@ -105,8 +106,12 @@ StepReport FusedOptimizer<Options>::step(const GradMultiplier& multiplier) {
     report.outcome = StepOutcome::SkippedNonFinite;
     return report;
   }
-  HALFSTEP_CHECK(multiplier.value >= 0 && std::isfinite(multiplier.value), Impl::Rule::kName,
-                 ": the gradient multiplier is ", multiplier.value, ", expected a finite number from 0.");
+  // As the kernels use it. Below the normal numbers it would have fewer bits, or none.
+  const auto multiplier_fp32 = static_cast<float>(multiplier.value);
+  HALFSTEP_CHECK(multiplier.value == 0 || (std::isnormal(multiplier_fp32) && multiplier_fp32 > 0),
+                 Impl::Rule::kName, ": the gradient multiplier is ", multiplier.value,
+                 ", expected 0 or a number that FP32 holds in full, from 2^-126 to 2^127. Un-scale and clip "
+                 "travel as one number: lower LossScaling::cap, or clip to a larger norm.");
   auto jobs = impl_->jobs(multiplier.value);
   if (jobs.empty()) {
     report.outcome = StepOutcome::SkippedNoGradients;

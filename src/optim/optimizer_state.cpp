@@ -3,6 +3,7 @@
 #include <halfstep/error.h>
 
 #include "optim/rules.h"
+#include "tensor/dense.h"
 #include "tensor/faults.h"
 
 namespace halfstep::optim {
@@ -29,14 +30,7 @@ void for_each_count(Options& options, Visit visit) {
   visit("schedule.warmup_steps", options.schedule.spans.warmup_steps);
   visit("schedule.total_steps", options.schedule.spans.total_steps);
   visit("schedule.decay_steps", options.schedule.spans.decay_steps);
-}
-
-/// Enumerations and flags: visit(name, the field as a number, set(number)), number below `limit`.
-template <typename Options, typename Visit>
-void for_each_choice(Options& options, Visit visit) {
-  visit("moments", options.moments, int64_t{3});
-  visit("schedule.shape", options.schedule.shape, int64_t{4});
-  if constexpr (requires { options.nesterov; }) visit("nesterov", options.nesterov, int64_t{2});
+  if constexpr (requires { options.nesterov; }) visit("nesterov", options.nesterov);
 }
 
 template <typename S, typename Visit>
@@ -65,14 +59,14 @@ StateDict saved_form(const OptimizerState<Options>& state) {
   for (std::size_t group = 0; group < state.groups.size(); ++group) {
     const auto save = [&](const char* name, auto field) { saved.set(group_name(group, name), field); };
     for_each_rate(state.groups[group], save);
-    for_each_count(state.groups[group], save);
-    for_each_choice(state.groups[group], [&](const char* name, auto field, int64_t) {
-      saved.set(group_name(group, name), static_cast<int64_t>(field));
-    });
+    for_each_count(state.groups[group], [&](const char* name, int64_t field) { save(name, field); });
+    save("moments", std::string(to_string(state.groups[group].moments)));
+    save("schedule.shape", std::string(to_string(state.groups[group].schedule.shape)));
   }
   for (const Slot& slot : state.slots) {
     saved.set(param_name(slot, "steps"), slot.steps);
     saved.set(param_name(slot, "group"), static_cast<int64_t>(slot.group));
+    saved.set(param_name(slot, "random_stream"), int64_t{slot.id});
     // Copies: a state that is written to disk while training goes on must not change under the writer.
     for_each_tensor(slot, [&](const char* name, const at::Tensor& tensor) {
       if (tensor.defined()) saved.set(param_name(slot, name), tensor.clone());
@@ -95,15 +89,17 @@ void load(const StateDict& saved, OptimizerState<Options>& state) {
     for_each_rate(groups[group],
                   [&](const char* name, double& field) { field = saved.real(group_name(group, name)); });
     for_each_count(groups[group],
-                   [&](const char* name, int64_t& field) { field = saved.integer(group_name(group, name)); });
-    for_each_choice(groups[group], [&](const char* name, auto& field, int64_t limit) {
-      const int64_t number = saved.integer(group_name(group, name));
-      faults.expect(number >= 0 && number < limit, "'", group_name(group, name), "' is ", number,
-                    ", expected a number from 0 to ", limit - 1);
-      field = static_cast<std::remove_reference_t<decltype(field)>>(number);
-    });
-    faults.expect(groups[group].moments == state.groups[group].moments, "'", group_name(group, "moments"),
-                  "': moments of another storage; build the optimizer with the same one");
+                   [&](const char* name, auto& field) { field = saved.integer(group_name(group, name)); });
+    const std::string& shape = saved.text(group_name(group, "schedule.shape"));
+    if (const auto known = schedule_shape(shape))
+      groups[group].schedule.shape = *known;
+    else
+      faults.expect(false, "'", group_name(group, "schedule.shape"), "' is '", shape,
+                    "', which is no schedule");
+    const std::string& moments = saved.text(group_name(group, "moments"));
+    faults.expect(moments == to_string(groups[group].moments), "'", group_name(group, "moments"), "' is ",
+                  moments, ", expected ", to_string(groups[group].moments),
+                  ": build the optimizer with the same");
   }
   faults.expect(saved.integer("steps") >= 0, "'steps' is ", saved.integer("steps"), ", expected a count");
   for (const Slot& slot : state.slots) {
@@ -116,6 +112,14 @@ void load(const StateDict& saved, OptimizerState<Options>& state) {
       if (tensor.defined())
         faults.expect_like(param_name(slot, name), saved.tensor(param_name(slot, name)), tensor);
     });
+    // Blocks of 8-bit codes follow memory, not indices: under other strides a copy would part them from their
+    // scales.
+    for (const auto& [name, moment] :
+         {std::pair{"first_moment", &slot.first}, std::pair{"second_moment", &slot.second}})
+      faults.expect(
+          !moment->scales.defined() || same_layout(saved.tensor(param_name(slot, name)), moment->values), "'",
+          param_name(slot, name), "' was saved with other strides than the ", moment->values.strides(),
+          " of this model");
   }
   faults.throw_if_any(whose);
   for (const Options& options : groups) options.check();
@@ -125,6 +129,7 @@ void load(const StateDict& saved, OptimizerState<Options>& state) {
   state.groups = std::move(groups);
   for (Slot& slot : state.slots) {
     slot.steps = saved.integer(param_name(slot, "steps"));
+    slot.id = static_cast<std::uint32_t>(saved.integer(param_name(slot, "random_stream")));
     for_each_tensor(slot, [&](const char* name, at::Tensor& tensor) {
       if (tensor.defined()) tensor.copy_(saved.tensor(param_name(slot, name)));
     });

@@ -2,15 +2,15 @@
 
 #include <halfstep/error.h>
 
-#include <cmath>
+#include <limits>
 
 namespace halfstep {
 namespace {
 
 // Written so that a NaN fails: every comparison with one is false.
 void check_rate(const char* whose, const char* name, double value, const char* usual) {
-  HALFSTEP_CHECK(value >= 0 && std::isfinite(value), whose, ": ", name, " is ", value,
-                 ", expected a number from 0; usual is ", usual, ".");
+  HALFSTEP_CHECK(value >= 0 && value <= std::numeric_limits<float>::max(), whose, ": ", name, " is ", value,
+                 ", expected a number from 0 that FP32 holds; usual is ", usual, ".");
 }
 
 void check_fraction(const char* whose, const char* name, double value, const char* usual) {
@@ -24,7 +24,9 @@ void AdamWOptions::check() const {
   check_rate("AdamW", "lr", lr, "3e-4");
   check_fraction("AdamW", "beta1", beta1, "0.9");
   check_fraction("AdamW", "beta2", beta2, "0.999 or, for language models, 0.95");
-  check_rate("AdamW", "eps", eps, "1e-8");
+  // In FP32 a smaller one is 0 or nearly so, and a weight without gradients would become 0 / 0.
+  HALFSTEP_CHECK(eps >= std::numeric_limits<float>::min() && eps <= std::numeric_limits<float>::max(),
+                 "AdamW: eps is ", eps, ", expected a number from 2^-126 on; usual is 1e-8.");
   check_rate("AdamW", "weight_decay", weight_decay, "0.01 to 0.1");
   schedule.check();
 }
@@ -59,10 +61,10 @@ AdamWStep Rule<AdamWOptions>::constants(const AdamWOptions& options, double lear
 SgdStep Rule<SgdOptions>::constants(const SgdOptions& options, double learning_rate, double grad_multiplier,
                                     int64_t step, StochasticKey random) {
   return {.grad_multiplier = static_cast<float>(grad_multiplier),
-          .learning_rate = static_cast<float>(learning_rate),
-          .momentum = static_cast<float>(options.momentum),
-          .dampening = static_cast<float>(options.dampening),
-          .weight_decay = static_cast<float>(options.weight_decay),
+          .learning_rate = learning_rate,
+          .momentum = options.momentum,
+          .dampening = options.dampening,
+          .weight_decay = options.weight_decay,
           .nesterov = options.nesterov,
           .first = step == 1,
           .random = random};

@@ -1,8 +1,8 @@
 #include <halfstep/error.h>
 #include <halfstep/schedule.h>
 
-#include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <numbers>
 
 namespace halfstep {
@@ -15,7 +15,17 @@ Schedule checked(Schedule schedule) {
   return schedule;
 }
 
+constexpr std::string_view kShapeNames[] = {"constant", "linear", "cosine", "wsd"};
+
 }  // namespace
+
+std::string_view to_string(Schedule::Shape shape) { return kShapeNames[static_cast<int>(shape)]; }
+
+std::optional<Schedule::Shape> schedule_shape(std::string_view name) {
+  for (int i = 0; i < static_cast<int>(std::size(kShapeNames)); ++i)
+    if (kShapeNames[i] == name) return static_cast<Schedule::Shape>(i);
+  return std::nullopt;
+}
 
 Schedule Schedule::constant(int64_t warmup_steps) {
   return checked({.shape = Shape::Constant, .spans = {.warmup_steps = warmup_steps}});

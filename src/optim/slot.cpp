@@ -5,11 +5,11 @@
 #include <halfstep/error.h>
 #include <halfstep/memory.h>
 
-#include <algorithm>
 #include <map>
 #include <unordered_map>
 
 #include "tensor/dense.h"
+#include "tensor/param_checks.h"
 
 namespace halfstep::optim {
 namespace {
@@ -44,6 +44,7 @@ bool master_fits(const Param& param) {
 
 void check_param(const char* whose, const Param& param) {
   const at::Tensor& working = param.working;
+  HALFSTEP_CHECK(!param.name.empty(), whose, ": a parameter has no name; reports and saved states go by it.");
   HALFSTEP_CHECK(working.defined(), whose, ": parameter '", param.name, "' is an undefined tensor.");
   HALFSTEP_CHECK(working.device().is_cpu(), whose, ": parameter '", param.name, "' is on ", working.device(),
                  "; this optimizer runs on the CPU in this version.");
@@ -66,28 +67,6 @@ void check_param(const char* whose, const Param& param) {
                  " against ", param.master.sizes(), " with strides ", param.master.strides(), ".");
 }
 
-/// Two parameters in the same memory would each undo the other's update.
-void check_apart(const char* whose, const std::vector<Slot>& slots) {
-  struct Span {
-    const char* begin;
-    const char* end;
-    const std::string* name;
-  };
-  std::vector<Span> spans;
-  for (const Slot& slot : slots)
-    for (const at::Tensor& tensor : {slot.param.working, slot.param.master}) {
-      if (!tensor.defined() || tensor.numel() == 0) continue;
-      const auto* begin = static_cast<const char*>(tensor.const_data_ptr());
-      spans.push_back({begin, begin + tensor.nbytes(), &slot.param.name});
-    }
-  std::sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) { return a.begin < b.begin; });
-  for (std::size_t i = 1; i < spans.size(); ++i)
-    HALFSTEP_CHECK(spans[i].begin >= spans[i - 1].end, whose, ": '", *spans[i - 1].name, "' and '",
-                   *spans[i].name,
-                   "' share memory. Tie weights by registering the same tensor twice, or give "
-                   "each its own with clone().");
-}
-
 }  // namespace
 
 std::vector<Slot> make_slots(const char* whose, const std::vector<const std::vector<Param>*>& groups) {
@@ -107,7 +86,11 @@ std::vector<Slot> make_slots(const char* whose, const std::vector<const std::vec
       slots.push_back({.param = param, .group = group, .id = static_cast<std::uint32_t>(slots.size())});
     }
   HALFSTEP_CHECK(!slots.empty(), whose, ": there is no parameter to train.");
-  check_apart(whose, slots);
+  std::vector<NamedTensor> tensors;
+  for (const Slot& slot : slots)
+    for (const at::Tensor* tensor : {&slot.param.working, &slot.param.master})
+      tensors.push_back({&slot.param.name, tensor});
+  check_memory_apart(whose, tensors);
   return slots;
 }
 
@@ -123,6 +106,15 @@ Moment make_moment(const Param& param, MomentStorage storage) {
     moment.scales = at::zeros({blocks}, at::kFloat);
   }
   return moment;
+}
+
+void check_slot(const char* whose, const Slot& slot) {
+  check_param(whose, slot.param);
+  for (const at::Tensor* moment : {&slot.first.values, &slot.second.values})
+    HALFSTEP_CHECK(!moment->defined() || same_layout(slot.param.working, *moment), whose, ": parameter '",
+                   slot.param.name, "' has sizes ", slot.param.working.sizes(), " and strides ",
+                   slot.param.working.strides(), ", its moments ", moment->sizes(), " and ",
+                   moment->strides(), ". It was changed after the optimizer was built; build a new one.");
 }
 
 UpdateRun run_of(const Slot& slot, const at::Tensor& grad, int64_t first_element, int64_t count) {

@@ -32,6 +32,9 @@ std::vector<Slot> make_slots(const char* whose, const std::vector<const std::vec
 /// All zero.
 Moment make_moment(const Param& param, MomentStorage storage);
 
+/// That the parameter still is what the slot was made for: its tensor is the user's, who may have changed it.
+void check_slot(const char* whose, const Slot& slot);
+
 /// The part of a slot that a chunk covers.
 UpdateRun run_of(const Slot& slot, const at::Tensor& grad, int64_t first_element, int64_t count);
 

@@ -3,6 +3,7 @@
 #include <halfstep/grads.h>
 
 #include <cmath>
+#include <unordered_set>
 
 #include "kernels/update.h"
 #include "tensor/dense.h"
@@ -22,9 +23,11 @@ struct Inspected {
 
 std::vector<Inspected> grads_to_inspect(const std::vector<Param>& params) {
   std::vector<Inspected> inspected;
+  std::unordered_set<const c10::TensorImpl*>
+      seen;  // a tied parameter counts once in the norm, as it is stepped once
   for (std::size_t i = 0; i < params.size(); ++i) {
     const at::Tensor& grad = params[i].working.grad();
-    if (!grad.defined()) continue;
+    if (!grad.defined() || !seen.insert(params[i].working.unsafeGetTensorImpl()).second) continue;
     check_grad(params[i], grad);
     inspected.push_back({i, grad.is_non_overlapping_and_dense() ? grad : grad.contiguous()});
   }
@@ -57,10 +60,11 @@ GradSummary inspect_grads(const std::vector<Param>& params, double loss_scale, G
 
   GradSummary summary{.any = !inspected.empty(), .loss_scale = loss_scale};
   double total = 0;
+  const Inspected* bad = nullptr;
   const Inspected* largest = nullptr;
   for (const Inspected& one : inspected) {
     const bool finite = std::isfinite(one.sum_of_squares);
-    if (!finite && summary.first_bad.empty()) summary.first_bad = params[one.param].name;
+    if (!finite && !bad) bad = &one;
     if (!largest || one.sum_of_squares > largest->sum_of_squares) largest = &one;
     total += one.sum_of_squares;
     if (detail == GradDetail::PerParam)
@@ -69,16 +73,15 @@ GradSummary inspect_grads(const std::vector<Param>& params, double loss_scale, G
                                 .finite = finite});
   }
   summary.norm = std::sqrt(total) / loss_scale;
-  if (summary.first_bad.empty() && summary.norm > kLargestNorm)
-    summary.first_bad = params[largest->param].name;
-  summary.finite = summary.first_bad.empty();
+  if (!bad && summary.norm > kLargestNorm) bad = largest;
+  summary.finite = !bad;
+  if (bad) summary.first_bad = params[bad->param].name;
   return summary;
 }
 
 GradMultiplier GradSummary::unclipped() const {
   return {.value = 1.0 / loss_scale,
           .finite = finite,
-          .any = any,
           .norm = norm,
           .loss_scale = loss_scale,
           .first_bad = first_bad,

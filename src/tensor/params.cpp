@@ -39,19 +39,6 @@ std::size_t master_element_bytes(const Param& param) {
   return param.master.defined() ? param.master.element_size() : 0;
 }
 
-void check_finite(const std::string& name, const at::Tensor& values) {
-  const auto* data = values.const_data_ptr<float>();
-  const auto chunks = chunks_of({values.numel()});
-  std::atomic<bool> finite = true;
-  for_each_chunk(chunks.size(), [&](std::size_t i) {
-    if (!std::isfinite(sum_of_squares(Format::FP32, data + chunks[i].first_element, chunks[i].count)))
-      finite = false;
-  });
-  HALFSTEP_CHECK(finite, "parameter '", name,
-                 "' holds an Inf or a NaN. No training recovers from that: mend its initialisation or the "
-                 "file that it was loaded from.");
-}
-
 void write_values(const Param& param, const at::Tensor& dense_values) {
   const UpdateLayout layout = layout_of(param);
   const auto* values = dense_values.const_data_ptr<float>();
@@ -65,27 +52,6 @@ void write_values(const Param& param, const at::Tensor& dense_values) {
 }
 
 }  // namespace
-
-void check_can_be_param(const std::string& name, const at::Tensor& parameter, WeightStorage storage,
-                        c10::ScalarType low) {
-  HALFSTEP_CHECK(parameter.defined(), "parameter '", name, "' is an undefined tensor.");
-  HALFSTEP_CHECK(parameter.device().is_cpu(), "parameter '", name, "' is on ", parameter.device(),
-                 "; masters and fused optimizers run on the CPU in this version. Use AutocastScope and "
-                 "GradScaler with a torch::optim optimizer there.");
-  HALFSTEP_CHECK(parameter.scalar_type() == at::kFloat, "parameter '", name, "' is ", parameter.scalar_type(),
-                 ", expected Float: the full values are kept before the model is rounded. Remove the model's "
-                 "own to(...) and give it to Halfstep in FP32.");
-  HALFSTEP_CHECK(parameter.layout() == at::kStrided && parameter.is_non_overlapping_and_dense(),
-                 "parameter '", name, "' is not dense (sizes ", parameter.sizes(), ", strides ",
-                 parameter.strides(), "): make it so with contiguous() before training.");
-  HALFSTEP_CHECK(storage == WeightStorage::Fp32 || low == at::kBFloat16 || low == at::kHalf, "parameter '",
-                 name, "': a working copy in ", low, " was asked for; expected BFloat16 or Half.");
-  HALFSTEP_CHECK(storage != WeightStorage::SplitMaster || low == at::kBFloat16, "parameter '", name,
-                 "': a split master needs a BFloat16 working copy, whose 16 bits are the upper half of FP32; "
-                 "with ",
-                 low, " use WeightStorage::Fp32Master.");
-  check_finite(name, parameter.detach());
-}
 
 Param make_param(std::string name, at::Tensor parameter, WeightStorage storage, c10::ScalarType low) {
   const at::NoGradGuard no_grad;
@@ -134,7 +100,7 @@ void set_full_precision(const Param& param, const at::Tensor& values) {
   const at::Tensor dense =
       at::empty_like(param.working, param.working.options().dtype(at::kFloat).requires_grad(false))
           .copy_(values);
-  check_finite(param.name, dense);
+  check_values_fit(param.name, dense, param.working.scalar_type());
   write_values(param, dense);
   param.working.unsafeGetTensorImpl()->bump_version();
 }

@@ -1,10 +1,8 @@
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/full.h>
 #include <halfstep/error.h>
 #include <halfstep/mixed_precision.h>
 #include <torch/nn/module.h>
 
-#include <cstring>
 #include <unordered_set>
 
 #include "scaling/scaler_state.h"
@@ -18,20 +16,27 @@ namespace halfstep {
 namespace {
 
 std::vector<Param> take_in(const Precision& precision, torch::nn::Module& model) {
-  std::vector<Param> params;
   const auto named = model.named_parameters();
-  // All before the first is rounded: a model that is refused is left as it was.
-  for (const auto& item : named)
-    check_can_be_param(item.key(), item.value(), precision.weights, precision.compute);
+  HALFSTEP_CHECK(!named.is_empty(), "MixedPrecision: the model has no parameters.");
+  std::vector<NamedTensor> tensors;
   std::unordered_set<const c10::TensorImpl*> seen;
   for (const auto& item : named)
     if (seen.insert(item.value().unsafeGetTensorImpl()).second)
-      params.push_back(make_param(item.key(), item.value(), precision.weights, precision.compute));
-  HALFSTEP_CHECK(!params.empty(), "MixedPrecision: the model has no parameters.");
+      tensors.push_back({&item.key(), &item.value()});
+
+  // All before the first is rounded: a model that is refused is left as it was. Memory too: once rounded, two
+  // parameters that shared theirs would each have its own, and be tied no more.
+  for (const auto& [name, tensor] : tensors)
+    check_can_be_param(*name, *tensor, precision.weights, precision.compute);
+  check_memory_apart("MixedPrecision", tensors);
+
+  std::vector<Param> params;
+  for (const auto& [name, tensor] : tensors)
+    params.push_back(make_param(*name, *tensor, precision.weights, precision.compute));
   return params;
 }
 
-constexpr const char* kLossScalePrefix = "loss_scale.";
+const std::string kLossScalePrefix = "loss_scale.";
 
 }  // namespace
 
@@ -40,7 +45,7 @@ struct MixedPrecision::Impl {
   MixedPrecisionOptions options;
   std::optional<train::Float32ProductsGuard> float32_products;
   std::vector<Param> params;
-  std::optional<scaling::ScalerState> scaler;
+  scaling::ScalerState scaler;
   std::optional<train::GradAccumulator> accumulator;
 
   Impl(Precision given, torch::nn::Module& model, MixedPrecisionOptions given_options)
@@ -53,21 +58,24 @@ struct MixedPrecision::Impl {
     }
     if (precision.float32_products != Float32Products::Full)
       float32_products.emplace(precision.float32_products);
+    // Without loss scaling a scale that cannot move: skipped steps are counted and limited all the same.
+    scaler.options = precision.loss_scaling.value_or(LossScaling{.initial = 1, .floor = 1, .cap = 1});
+    scaler.state = initial_state(scaler.options);
     params = take_in(precision, model);
-    if (precision.loss_scaling) scaler = {{*precision.loss_scaling, initial_state(*precision.loss_scaling)}};
     if (options.accumulation != Accumulation::None) accumulator.emplace(options.accumulation);
   }
 
-  double loss_scale() const { return scaler ? scaler->state.loss_scale : 1.0; }
-
-  /// Autograd would add to it in its own low precision and round what the micro-batches add.
+  /// Autograd would add to it: in the parameter's own low precision, which rounds away what later
+  /// micro-batches add; with an accumulator, to the sum of a step that is over.
   void check_no_grad_left() const {
     for (const Param& param : params)
-      HALFSTEP_CHECK(param.storage == WeightStorage::Fp32 || !param.working.grad().defined(),
-                     "MixedPrecision: backward, but '", param.name,
-                     "' still has a gradient, and adding to it in ", param.working.grad().scalar_type(),
-                     " would lose bits. Call optimizer.zero_grad() after each step, or ask for "
-                     "Accumulation::Fp32 if several micro-batches are meant.");
+      HALFSTEP_CHECK(
+          (param.storage == WeightStorage::Fp32 && !accumulator) || !param.working.grad().defined(),
+          "MixedPrecision: backward, but '", param.name, "' still has a gradient, of type ",
+          param.working.grad().scalar_type(),
+          ", which autograd would add to. Call optimizer.zero_grad() after each step; set "
+          "requires_grad_(false) on a parameter that no optimizer updates; ask for "
+          "Accumulation::Fp32 if several micro-batches are meant.");
   }
 };
 
@@ -85,38 +93,31 @@ MixedPrecision& MixedPrecision::operator=(MixedPrecision&&) noexcept = default;
 
 const std::vector<Param>& MixedPrecision::params() const { return impl_->params; }
 const Precision& MixedPrecision::precision() const { return impl_->precision; }
-double MixedPrecision::loss_scale() const { return impl_->loss_scale(); }
-const LossScaleState* MixedPrecision::loss_scale_state() const {
-  return impl_->scaler ? &impl_->scaler->state : nullptr;
-}
+double MixedPrecision::loss_scale() const { return impl_->scaler.state.loss_scale; }
+const LossScaleState& MixedPrecision::loss_scale_state() const { return impl_->scaler.state; }
 
 void MixedPrecision::backward(const at::Tensor& loss) {
   HALFSTEP_CHECK(loss.defined() && loss.numel() == 1,
                  "MixedPrecision: backward needs a loss of one element, not ",
                  loss.defined() ? detail::concat("a tensor of shape ", loss.sizes()) : "an undefined tensor",
                  ". Take its mean or sum first.");
+  if (impl_->accumulator) impl_->accumulator->check_open();
   impl_->check_no_grad_left();
   const MemoryClassScope memory(MemoryClass::Gradient);
-  if (impl_->scaler) {
-    // In FP32: 2^16 times a loss of 2 is Inf in FP16.
-    const auto factor =
-        at::full({}, impl_->loss_scale(), loss.options().dtype(at::kFloat).requires_grad(false));
-    (loss * factor).backward();
-  } else {
-    loss.backward();
-  }
-  if (impl_->accumulator) impl_->accumulator->add_micro_batch(impl_->params, impl_->loss_scale());
+  // In FP32: 2^16 times a loss of 2 is Inf in FP16.
+  impl_->precision.loss_scaling ? (loss.to(at::kFloat) * loss_scale()).backward() : loss.backward();
+  if (impl_->accumulator) impl_->accumulator->add_micro_batch(impl_->params, loss_scale());
 }
 
 GradSummary MixedPrecision::inspect_grads(GradDetail detail) {
-  if (impl_->accumulator) return impl_->accumulator->close(impl_->params, impl_->loss_scale(), detail);
-  return halfstep::inspect_grads(impl_->params, impl_->loss_scale(), detail);
+  if (impl_->accumulator) return impl_->accumulator->close(impl_->params, loss_scale(), detail);
+  return halfstep::inspect_grads(impl_->params, loss_scale(), detail);
 }
 
 void MixedPrecision::advance(const GradSummary& grads) {
   if (impl_->accumulator) impl_->accumulator->begin_step();
-  if (!impl_->scaler || !grads.any) return;
-  auto& [options, state] = *impl_->scaler;
+  if (!grads.any) return;  // neither a clean step nor a skipped one
+  auto& [options, state] = impl_->scaler;
   HALFSTEP_CHECK(grads.loss_scale == state.loss_scale,
                  "MixedPrecision: advance with gradients that carry a loss "
                  "scale of ",
@@ -138,13 +139,12 @@ static void for_each_weight(const std::vector<Param>& params, Visit visit) {
 StateDict MixedPrecision::state_dict() const {
   StateDict saved;
   saved.set("precision", impl_->precision.name());
-  saved.set("weights", static_cast<int64_t>(impl_->precision.weights));
+  saved.set("weights", std::string(to_string(impl_->precision.weights)));
   for_each_weight(impl_->params, [&](const std::string& name, const at::Tensor& tensor) {
     saved.set(name, tensor.detach().clone());
   });
-  if (impl_->scaler)
-    for (const auto& [name, value] : scaling::saved_form(*impl_->scaler))
-      saved.set(kLossScalePrefix + name, value);
+  for (const auto& [name, value] : scaling::saved_form(impl_->scaler))
+    saved.set(kLossScalePrefix + name, value);
   return saved;
 }
 
@@ -156,24 +156,18 @@ void MixedPrecision::load_state_dict(const StateDict& saved) {
   saved.expect_exactly("MixedPrecision", names);
 
   Faults faults;
-  faults.expect(saved.text("precision") == present.text("precision"), "'precision' is ",
-                saved.text("precision"), ", expected ", present.text("precision"));
-  faults.expect(saved.integer("weights") == present.integer("weights"), "'weights' is WeightStorage ",
-                saved.integer("weights"), ", expected ", present.integer("weights"));
+  for (const char* name : {"precision", "weights"})
+    faults.expect(saved.text(name) == present.text(name), "'", name, "' is ", saved.text(name), ", expected ",
+                  present.text(name));
   for_each_weight(impl_->params, [&](const std::string& name, const at::Tensor& tensor) {
     faults.expect_like(name, saved.tensor(name), tensor);
   });
   faults.throw_if_any("MixedPrecision");
-  std::optional<scaling::ScalerState> scaler;
-  if (impl_->scaler) {
-    StateDict loss_scale;
-    for (const auto& [name, value] : saved)
-      if (name.starts_with(kLossScalePrefix))
-        loss_scale.set(name.substr(std::strlen(kLossScalePrefix)), value);
-    scaler = scaling::loaded_from(loss_scale);
-  }
+  StateDict loss_scale;
+  for (const auto& [name, value] : saved)
+    if (name.starts_with(kLossScalePrefix)) loss_scale.set(name.substr(kLossScalePrefix.size()), value);
 
-  impl_->scaler = scaler;
+  impl_->scaler = scaling::loaded_from(loss_scale);
   for_each_weight(impl_->params,
                   [&](const std::string& name, at::Tensor tensor) { tensor.copy_(saved.tensor(name)); });
   if (impl_->accumulator) impl_->accumulator->begin_step();

@@ -64,8 +64,20 @@ TEST_P(OverHundredSteps, Fp32MastersHaveTheBitsOfTheEnginesFusedAdamW) {
       for (size_t i = 0; i < params.size(); ++i) params[i].working.mutable_grad() = grads[i];
       ASSERT_TRUE(optimizer.step({}).stepped());
     }
-    for (size_t i = 0; i < params.size(); ++i)
+    const StateDict state = optimizer.state_dict();
+    for (size_t i = 0; i < params.size(); ++i) {
+      const auto moment = [&](const char* name) {
+        return state.tensor("param." + params[i].name + "." + name);
+      };
       EXPECT_EQ(most_ulps_apart(full_precision(params[i]), engine.params[i]), 0) << params[i].name;
+      EXPECT_EQ(most_ulps_apart(moment("first_moment"), engine.first[i]), 0) << params[i].name;
+      // The engine updates the second moment of the last numel % 8 elements with one rounding more.
+      const int64_t whole = params[i].working.numel() / 8 * 8;
+      EXPECT_EQ(most_ulps_apart(moment("second_moment").flatten().slice(0, 0, whole),
+                                engine.second[i].flatten().slice(0, 0, whole)),
+                0)
+          << params[i].name;
+    }
   }
 }
 INSTANTIATE_TEST_SUITE_P(WithFp32, OverHundredSteps,
@@ -167,6 +179,16 @@ TEST(AdamW, UpdateIsSeenByAutogradAsAnInPlaceChange) {
   EXPECT_THROW(loss.backward(), c10::Error);
 }
 
+TEST(AdamW, MultiplierThatFp32CannotHoldIsRefused) {
+  const auto params = params_of({torch::ones({4})}, WeightStorage::Fp32);
+  AdamW optimizer(params);
+  params[0].working.mutable_grad() = torch::zeros({4});
+  for (const double value : {1e39, 0x1p-151, 0x1p-127, -1.0, static_cast<double>(NAN)})
+    EXPECT_NE(error_of([&] { (void)optimizer.step({.value = value}); }).find("the gradient multiplier is"),
+              std::string::npos);
+  EXPECT_TRUE(bit_equal(params[0].working, torch::ones({4})));
+}
+
 TEST(AdamW, OptionsThatMakeNoSenseAreRefusedByName) {
   const auto params = params_of({torch::randn({4})}, WeightStorage::Fp32);
   const auto refused = [&](const char* what, AdamWOptions options) {
@@ -178,6 +200,8 @@ TEST(AdamW, OptionsThatMakeNoSenseAreRefusedByName) {
   refused("beta1 is 1", {.beta1 = 1});
   refused("beta2 is -0.5", {.beta2 = -0.5});
   refused("eps is inf", {.eps = INFINITY});
+  refused("eps is 0", {.eps = 0});  // a weight without gradients would become 0 / 0
+  refused("lr is 1e+39", {.lr = 1e39});
   refused("weight_decay is -0.1", {.weight_decay = -0.1});
 }
 

@@ -79,6 +79,29 @@ TEST(Layout, SharedMemoryIsRefusedByBothNames) {
   EXPECT_NO_THROW(AdamW({head, rest}));  // neighbours in one buffer are apart
 }
 
+TEST(Layout, ParameterThatChangedSinceTheOptimizerWasBuiltIsRefusedAndNothingIsWritten) {
+  const auto refused = [](const char* what, WeightStorage storage, auto&& change) {
+    const Param first = make_param("first", torch::ones({4}), WeightStorage::SplitMaster, at::kBFloat16);
+    const Param changed = make_param("changed", torch::ones({2, 3}), storage, at::kBFloat16);
+    AdamW optimizer({first, changed});
+    change(changed.working);
+    first.working.mutable_grad() = torch::ones({4});
+    changed.working.mutable_grad() = torch::ones(changed.working.sizes());
+    const auto message = error_of([&] { (void)optimizer.step({}); });
+    EXPECT_NE(message.find(what), std::string::npos) << message;
+    EXPECT_TRUE(bit_equal(full_precision(first), torch::ones({4})));
+  };
+  refused("'changed' is Double, expected Float", WeightStorage::Fp32,
+          [](at::Tensor w) { w.set_data(w.to(at::kDouble)); });
+  refused("'changed' is Float, expected BFloat16 or Half", WeightStorage::SplitMaster,
+          [](at::Tensor w) { w.set_data(w.to(at::kFloat)); });
+  refused("expected a compensation", WeightStorage::Kahan, [](at::Tensor w) { w.set_data(w.to(at::kHalf)); });
+  refused("was changed after the optimizer was built", WeightStorage::Fp32,
+          [](at::Tensor w) { w.set_data(torch::ones({20, 3})); });
+  refused("was changed after the optimizer was built", WeightStorage::Fp32,
+          [](at::Tensor w) { w.set_data(torch::ones({3, 2}).t()); });
+}
+
 TEST(Layout, WhatTheKernelsCannotReadIsRefusedByName) {
   const auto refused = [](const char* what, auto&& call) {
     const auto message = error_of(call);

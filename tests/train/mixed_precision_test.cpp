@@ -162,9 +162,47 @@ TEST(MixedPrecision, Fp16OverflowSkipsTheStepLowersTheScaleAndNamesTheParameter)
   EXPECT_NE(report.sentence().find("body.0.weight"), std::string::npos) << report.sentence();
   mp.advance(grads);
   EXPECT_EQ(mp.loss_scale(), 0x1p23);
-  EXPECT_EQ(mp.loss_scale_state()->total_skips, 1);
+  EXPECT_EQ(mp.loss_scale_state().total_skips, 1);
   for (const Param& param : mp.params())
     EXPECT_TRUE(bit_equal(param.working, before.tensor("working." + param.name)));
+}
+
+TEST(MixedPrecision, ScaledLossOfOneElementDoesNotOverflowWhateverItsShape) {
+  torch::nn::Linear model(1, 1);
+  MixedPrecision mp(Precision::fp16(), *model, kHere);
+  const auto loss = mp.forward([&] { return model->forward(torch::ones({1, 1})) * 0 + 2.0; });
+  ASSERT_EQ(loss.scalar_type(), at::kHalf);
+  EXPECT_EQ(loss.dim(), 2);
+  mp.backward(loss);  // 2 * 2^16 is Inf in FP16
+  EXPECT_TRUE(mp.inspect_grads().finite);
+}
+
+TEST(MixedPrecision, RunThatOnlySkipsIsAnErrorInEveryPrecision) {
+  for (const auto& precision : {Precision::fp32(), Precision::bf16(), Precision::fp16()}) {
+    const auto model = fresh_model();
+    MixedPrecision mp(precision, *model, kHere);
+    const auto skip = [&] {
+      mp.advance({.finite = false, .any = true, .loss_scale = mp.loss_scale(), .first_bad = "w"});
+    };
+    for (int i = 0; i < 99; ++i) skip();
+    EXPECT_THROW(skip(), SkipLimitError) << precision.name();
+    EXPECT_EQ(mp.loss_scale_state().total_skips, 100);
+    if (!precision.loss_scaling) EXPECT_EQ(mp.loss_scale(), 1.0);
+  }
+}
+
+TEST(MixedPrecision, ParametersThatShareMemoryAreRefusedBeforeTheyAreParted) {
+  struct Shared : torch::nn::Module {
+    Shared() {
+      embedding = register_parameter("embedding", torch::randn({8, 8}));
+      head = register_parameter("head", embedding.detach());
+    }
+    at::Tensor embedding, head;
+  } model;
+  for (const auto& precision : {Precision::bf16(), Precision::fp32()})
+    EXPECT_NE(error_of([&] { MixedPrecision(precision, model, kHere); }).find("share memory"),
+              std::string::npos);
+  EXPECT_EQ(model.head.scalar_type(), at::kFloat);
 }
 
 TEST(MixedPrecision, AdvanceTakesTheSummaryOfThisStepOnly) {
