@@ -11,10 +11,10 @@ constexpr std::size_t kPage = AddressRange::kPageBytes;
 constexpr std::size_t kStride = std::size_t{64} << 20;
 // For small pools, where a share of the peak is less than a hole or two.
 constexpr std::size_t kResidentSlack = std::size_t{32} << 20;
-// The system is asked for its free memory when so much was touched anew, or 16 times as much freed: some 50
-// us against some 20 ms of page faults, or of computing.
+// The system is asked for its free memory when so much was touched anew, or 64 times as much freed: some 100
+// us against some 30 ms of page faults, or more of computing.
 constexpr std::size_t kBytesBetweenLooks = std::size_t{64} << 20;
-constexpr std::size_t kFreedBytesForOneTouched = 16;
+constexpr std::size_t kFreedBytesForOneTouched = 64;
 
 std::size_t round_up(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
@@ -49,6 +49,7 @@ std::size_t BlockPool::deallocate(void* data) {
     if (block->block_bytes != 0) {
       large_bytes_ -= block->block_bytes;
       const std::size_t block_bytes = block->block_bytes;
+      block->resident_bytes = resident_bytes(first_whole_page(block), page_of(block->end()));
       insert_free(merge_with_neighbours(block));
       look_for_pressure(block_bytes / kFreedBytesForOneTouched, 0);
       keep_within_limits();
@@ -110,7 +111,7 @@ BlockPool::Block* BlockPool::allocate_large(std::size_t bytes) {
   split(block, block_bytes);
 
   const std::size_t first = page_of(block->begin()), last = page_of(block->end() - 1) + 1;
-  const std::size_t new_bytes = (last - first - resident_pages_.count(first, last)) * kPage;
+  const std::size_t new_bytes = (last - first) * kPage - resident_bytes(first, last);
   large_bytes_ += block->block_bytes;
   large_bytes_peak_ = std::max(large_bytes_peak_, large_bytes_);
   if (new_bytes > 0) {
@@ -153,6 +154,9 @@ void BlockPool::split(Block* block, std::size_t block_bytes) {
   if (block->block_bytes - block_bytes < kLargeBytes) return;
   Block* rest = new (block->begin() + block_bytes)
       Block{.block_bytes = block->block_bytes - block_bytes, .before = block};
+  // Only what was cut off is counted again: the rest may be most of the range.
+  rest->resident_bytes =
+      block->resident_bytes - resident_bytes(first_whole_page(block), first_whole_page(rest));
   resident_pages_.set(page_of(rest->begin()), page_of(rest->begin()) + 1);
   block->block_bytes = block_bytes;
   if (last_ == block) last_ = rest;
@@ -162,6 +166,8 @@ void BlockPool::split(Block* block, std::size_t block_bytes) {
 
 BlockPool::Block* BlockPool::merge_with_neighbours(Block* block) {
   const auto absorb = [this](Block* block, Block* next) {
+    const std::size_t between = resident_bytes(page_of(next->begin()), first_whole_page(next));
+    block->resident_bytes += between + next->resident_bytes;
     block->block_bytes += next->block_bytes;
     if (last_ == next) last_ = block;
     if (Block* beyond = after(block)) beyond->before = block;
@@ -180,7 +186,6 @@ BlockPool::Block* BlockPool::merge_with_neighbours(Block* block) {
 
 void BlockPool::insert_free(Block* block) {
   block->free = true;
-  block->resident_bytes = resident_pages_.count(first_whole_page(block), page_of(block->end())) * kPage;
   kept_bytes_ += block->resident_bytes;
   (2 * block->resident_bytes >= block->block_bytes ? kept_ : returned_).insert(block);
 }
@@ -196,6 +201,10 @@ BlockPool::Block* BlockPool::after(Block* block) const {
 
 std::size_t BlockPool::page_of(const std::byte* address) const {
   return static_cast<std::size_t>(address - range_.begin()) / kPage;
+}
+
+std::size_t BlockPool::resident_bytes(std::size_t first_page, std::size_t last_page) const {
+  return resident_pages_.count(first_page, last_page) * kPage;
 }
 
 /// The first page of a block that holds nothing but its data.
@@ -248,6 +257,7 @@ std::size_t BlockPool::give_back_from(Block* block, std::size_t wanted_bytes) {
     return 0;
   remove_free(block);
   resident_pages_.clear(start, last);
+  block->resident_bytes -= found * kPage;
   insert_free(block);
   return found * kPage;
 }

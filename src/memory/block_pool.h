@@ -96,6 +96,7 @@ class BlockPool {
 
   std::size_t page_of(const std::byte* address) const;
   std::size_t first_whole_page(Block* block) const;
+  std::size_t resident_bytes(std::size_t first_page, std::size_t last_page) const;
   void look_for_pressure(std::size_t bytes, std::size_t new_bytes);
   void keep_within_limits();
   std::size_t give_back_bytes(std::size_t wanted_bytes);

@@ -13,7 +13,7 @@ struct SystemMemory {
   friend bool operator==(const SystemMemory&, const SystemMemory&) = default;
 };
 
-/// Reads /proc and /sys/fs/cgroup (both versions) below `root`; some 50 us. What cannot be read limits
+/// Reads /proc and /sys/fs/cgroup (both versions) below `root`; some 100 us. What cannot be read limits
 /// nothing.
 SystemMemory system_memory(const std::string& root = "");
 
