@@ -106,6 +106,10 @@ std::vector<std::string> shortfalls(const Json& found) {
     lines.push_back(halfstep::detail::concat("8-bit moments: ", bytes, " bytes a parameter, at most ",
                                              kMostBytesWith8BitMoments));
   for (const PeakGoal& goal : kPeakGoals) {
+    if (!found[goal.model].contains(goal.scheme)) {
+      lines.push_back(halfstep::detail::concat(goal.model, ", ", goal.scheme, ": not measured"));
+      continue;
+    }
     const double ratio = found[goal.model][goal.scheme]["peak_ratio"];
     if (ratio > goal.ratio)
       lines.push_back(halfstep::detail::concat(goal.model, ", ", goal.scheme, ": peak ", ratio,
