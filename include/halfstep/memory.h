@@ -26,10 +26,10 @@ namespace halfstep {
 enum class MemoryClass : std::uint8_t {
   Working,     // parameters as the model uses them
   Master,      // their FP32 originals, or the bits that the working copy lacks
-  Gradient,    // and what gradients accumulate in
+  Gradient,    // what backward makes, of parameters and of activations on the way; sums of micro-batches
   Moments,     // the optimizer's state
-  Activation,  // what forward makes, and what backward makes on its way
-  CastCache,   // low-precision copies that are kept
+  Activation,  // what forward makes, and makes again for backward
+  CastCache,   // casts of parameters inside an AutocastScope
   Other,       // untagged
 };
 inline constexpr std::size_t kMemoryClassCount = 7;
