@@ -67,7 +67,8 @@ auto checkpoint_activations(Function function, const Inputs&... inputs) {
 ///
 /// Kept so are floating-point tensors of at least 512 elements that depend on something with a gradient: FP32
 /// ones in BF16; FP32, BF16 and FP16 ones in E4M3 or E5M2, on CPU. Parameters and casts of them, statistics,
-/// masks and indices stay as they are. Forward is not changed; gradients are.
+/// masks and indices stay as they are, and so do logits and log-probabilities of a loss. Forward is not
+/// changed; gradients are.
 ///
 /// Error. A value is restored to within half a unit of its last kept place: 2^-8 of itself in BF16. In FP8
 /// each 128 values that follow each other in memory share a power of two that brings the largest to the top

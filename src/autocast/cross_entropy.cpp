@@ -17,6 +17,8 @@
 
 #include <algorithm>
 
+#include "tensor/saved_tensors.h"
+
 namespace halfstep {
 namespace {
 
@@ -49,14 +51,15 @@ void for_each_chunk_of_rows(const at::Tensor& logits, Body body) {
 /// Whether backward may write over the logits: it is the last to use them, and no tensor, view or saved
 /// variable beside it sees their memory.
 ///
-/// The logits are held by the node and by the caller's list. A view is held together with its base, which
-/// nobody else may hold then.
+/// The caller's list holds the logits, and so does the node, or a hook in its place: the hook by a tensor of
+/// its own on the same storage. A view is held together with its base, which nobody else may hold then.
 bool is_ours_alone(const at::Tensor& logits) {
-  constexpr size_t kByNodeAndList = 2;
   if (torch::autograd::get_current_graph_task_keep_graph() || logits.is_leaf()) return false;
-  if (!logits.is_non_overlapping_and_dense() || logits.use_count() != kByNodeAndList) return false;
-  if (!logits.is_view()) return logits.storage().use_count() == 1;
-  return logits._base().use_count() == 1 && logits.storage().use_count() == 2;
+  if (!logits.is_non_overlapping_and_dense()) return false;
+  const size_t tensors = logits.storage().use_count();
+  if (logits.use_count() == 1) return !logits.is_view() && tensors <= 2;  // kept by a hook
+  if (logits.use_count() != 2) return false;
+  return logits.is_view() ? logits._base().use_count() == 1 && tensors == 2 : tensors == 1;
 }
 
 class LowLogitsCrossEntropy : public torch::autograd::Function<LowLogitsCrossEntropy> {
@@ -155,6 +158,7 @@ bool takes_low_logits(const CrossEntropyArguments& arguments) {
 }
 
 at::Tensor low_logits_cross_entropy(const CrossEntropyArguments& arguments) {
+  const ExactSavedTensors exact;
   return LowLogitsCrossEntropy::apply(arguments.logits, arguments.target, arguments.weight,
                                       arguments.reduction, arguments.ignore_index, arguments.label_smoothing);
 }

@@ -37,9 +37,15 @@ bool is_a_form_of_a_parameter(const at::Tensor& tensor) {
   return false;
 }
 
+/// Backward takes exp of it, which turns an absolute error into a relative one.
+bool is_a_logarithm(const at::Tensor& tensor) {
+  return tensor.grad_fn() && tensor.grad_fn()->name() == "LogSoftmaxBackward0";
+}
+
 bool is_activation(const at::Tensor& tensor) {
-  return tensor.is_floating_point() && tensor.layout() == at::kStrided && tensor.requires_grad() &&
-         tensor.numel() >= kFewestElements && !is_a_form_of_a_parameter(tensor);
+  return !ExactSavedTensors::asked_for() && !is_a_logarithm(tensor) && tensor.is_floating_point() &&
+         tensor.layout() == at::kStrided && tensor.requires_grad() && tensor.numel() >= kFewestElements &&
+         !is_a_form_of_a_parameter(tensor);
 }
 
 /// The elements as they lie in memory.

@@ -17,8 +17,9 @@ namespace {
 using torch::autograd::Engine;
 using torch::autograd::SavedVariableHooks;
 
-// Its address is the identity; the text shows up in LibTorch's own error messages.
+// Their addresses are the identities; the texts show up in LibTorch's own error messages.
 constexpr std::string_view kKindName = "HALFSTEP_SAVED_TENSORS";
+constexpr std::string_view kExactKindName = "HALFSTEP_EXACT_SAVED_TENSORS";
 
 // How many scopes are alive on all threads: where there are none, saving a tensor costs one read more.
 std::atomic<int> live_scopes{0};
@@ -131,6 +132,13 @@ std::shared_ptr<ScopeInfo> checked_scope(std::shared_ptr<SavedTensorPacker> pack
 
 SavedTensorScope::SavedTensorScope(std::shared_ptr<SavedTensorPacker> packer, const char* user)
     : guard_(scope_kind(), checked_scope(std::move(packer), user)) {}
+
+ExactSavedTensors::ExactSavedTensors()
+    : guard_(c10::DebugInfoKind(&kExactKindName), std::make_shared<c10::DebugInfoBase>()) {}
+
+bool ExactSavedTensors::asked_for() {
+  return c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind(&kExactKindName)) != nullptr;
+}
 
 bool is_parameter_or_view_of_one(const at::Tensor& tensor) {
   return is_parameter(tensor) || (tensor.is_view() && is_parameter(tensor._base()));

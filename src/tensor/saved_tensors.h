@@ -51,6 +51,17 @@ class SavedTensorScope {
   c10::DebugInfoGuard guard_;
 };
 
+/// From here to the end of the block saved tensors must come back exactly: a packer that loses digits
+/// declines. For tensors whose absolute error backward magnifies, as that of logits by exp.
+class ExactSavedTensors {
+ public:
+  ExactSavedTensors();
+  static bool asked_for();
+
+ private:
+  c10::DebugInfoGuard guard_;
+};
+
 /// A leaf that requires a gradient, or a view of one.
 bool is_parameter_or_view_of_one(const at::Tensor& tensor);
 

@@ -187,6 +187,30 @@ TEST(CompressedActivations, WeightsAreNotTouched) {
   EXPECT_TRUE(at::equal(input_gradient(true), input_gradient(false)));
 }
 
+// An error of 1/16 in a logit of 10 would be one of 1.9 in its probability.
+TEST(CompressedActivations, LogitsOfALossAreNotTouchedAndTheirMemoryIsStillUsedAgain) {
+  constexpr int64_t kRows = 2048, kClasses = 2000, kLogitsBytes = kRows * kClasses * 2;
+  at::manual_seed(3);
+  const at::Tensor weight = at::randn({kClasses, 16}).requires_grad_(),
+                   x = at::randn({kRows, 16}).requires_grad_();
+  const at::Tensor target = at::randint(kClasses, {kRows});
+  for (const bool autocast : {true, false}) {
+    const auto gradient = [&](bool compress) {
+      std::optional<CompressedActivations> compressed;
+      if (compress) compressed.emplace(Format::E4M3);
+      std::optional<AutocastScope> scope;
+      if (autocast) scope.emplace(at::kBFloat16, OpPolicy::standard(), kAnyMachine);
+      LiveBytes bytes;
+      const at::Tensor loss = at::cross_entropy_loss(at::linear(x, weight), target);
+      bytes.forget_peak();
+      const at::Tensor grad = torch::autograd::grad({loss}, {x})[0];
+      if (autocast) EXPECT_LT(static_cast<double>(bytes.peak()), 1.5 * kLogitsBytes) << compress;
+      return grad;
+    };
+    EXPECT_TRUE(at::equal(gradient(true), gradient(false))) << autocast;
+  }
+}
+
 TEST(CompressedActivations, OtherFormatsAreRefusedByName) {
   const std::string error = error_of([] { const CompressedActivations scope(Format::E2M1); });
   EXPECT_NE(error.find("cannot keep activations in E2M1. Use Format::BF16"), error.npos) << error;
