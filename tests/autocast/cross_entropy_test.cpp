@@ -233,7 +233,9 @@ TEST(LowLogitsCrossEntropy, LogitsThatSomebodyElseHoldsAreLeftAlone) {
     }
     const at::Tensor before = held.defined() ? held.detach().clone() : held;
     const at::Tensor grad = torch::autograd::grad({loss}, {head.x})[0];
-    if (held.defined()) EXPECT_TRUE(at::equal(held.detach(), before));
+    if (held.defined()) {
+      EXPECT_TRUE(at::equal(held.detach(), before));
+    }
     return grad;
   };
   const at::Tensor alone = gradient_of_x([](const at::Tensor&) { return at::Tensor(); });

@@ -76,7 +76,9 @@ TEST(RepeatedUpcasts, EveryOperationOnActivationsGivesTheBitsOfKeptCopiesInNoMor
       for (std::size_t i = 0; i < kept.tensors.size(); ++i) {
         const at::Tensor &a = repeated.tensors[i], &b = kept.tensors[i];
         ASSERT_EQ(a.defined(), b.defined()) << op_case.op;
-        if (a.defined()) EXPECT_TRUE(at::allclose(a, b, 0, 0, /*equal_nan=*/true)) << op_case.op;
+        if (a.defined()) {
+          EXPECT_TRUE(at::allclose(a, b, 0, 0, /*equal_nan=*/true)) << op_case.op;
+        }
       }
     }
   }

@@ -187,7 +187,9 @@ TEST(MixedPrecision, RunThatOnlySkipsIsAnErrorInEveryPrecision) {
     for (int i = 0; i < 99; ++i) skip();
     EXPECT_THROW(skip(), SkipLimitError) << precision.name();
     EXPECT_EQ(mp.loss_scale_state().total_skips, 100);
-    if (!precision.loss_scaling) EXPECT_EQ(mp.loss_scale(), 1.0);
+    if (!precision.loss_scaling) {
+      EXPECT_EQ(mp.loss_scale(), 1.0);
+    }
   }
 }
 
