@@ -169,11 +169,13 @@ TEST(MixedPrecision, Fp16OverflowSkipsTheStepLowersTheScaleAndNamesTheParameter)
 
 TEST(MixedPrecision, ScaledLossOfOneElementDoesNotOverflowWhateverItsShape) {
   torch::nn::Linear model(1, 1);
-  MixedPrecision mp(Precision::fp16(), *model, kHere);
-  const auto loss = mp.forward([&] { return model->forward(torch::ones({1, 1})) * 0 + 2.0; });
+  auto precision = Precision::fp16();
+  precision.loss_scaling->initial = 0x1p15;
+  MixedPrecision mp(precision, *model, kHere);
+  const auto loss = mp.forward([&] { return model->forward(torch::ones({1, 1})) * 0 + 4.0; });
   ASSERT_EQ(loss.scalar_type(), at::kHalf);
   EXPECT_EQ(loss.dim(), 2);
-  mp.backward(loss);  // 2 * 2^16 is Inf in FP16
+  mp.backward(loss);  // 4 * 2^15 is Inf in FP16
   EXPECT_TRUE(mp.inspect_grads().finite);
 }
 
