@@ -95,6 +95,10 @@ const std::vector<MemoryScheme>& memory_schemes() {
       {.name = "bf16_fp32_master", .precision = Precision::bf16(WeightStorage::Fp32Master)},
       {.name = "bf16_bf16_moments", .precision = Precision::bf16(), .moments = MomentStorage::Bf16},
       {.name = "bf16_8bit_moments", .precision = Precision::bf16(), .moments = MomentStorage::Blockwise8},
+      {.name = "bf16_8bit_moments_checkpointed",
+       .precision = Precision::bf16(),
+       .moments = MomentStorage::Blockwise8,
+       .activations = BlockActivations::ComputedAgain},
   };
   return all;
 }
@@ -120,7 +124,7 @@ MemoryFound measure(const MemoryCase& what, const MemoryScheme& scheme) {
   at::manual_seed(1);
   Gpt model = [&] {
     const halfstep::MemoryClassScope working(MemoryClass::Working);
-    return Gpt(what.shape);
+    return Gpt(what.shape, scheme.activations);
   }();
   // What the tokens are is of no account for memory; next-token targets would be one more small tensor.
   const at::Tensor tokens = at::randint(what.shape.vocabulary, {what.sequences, what.shape.context});

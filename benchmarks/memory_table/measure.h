@@ -20,6 +20,7 @@ struct MemoryScheme {
   std::optional<halfstep::Precision> precision =
       {};  ///< none: FP32 by LibTorch alone, with torch::optim::AdamW
   halfstep::MomentStorage moments = halfstep::MomentStorage::Fp32;
+  BlockActivations activations = BlockActivations::Kept;
 };
 
 /// FP32 by LibTorch alone first.

@@ -1,5 +1,7 @@
 #include "support/gpt.h"
 
+#include <halfstep/activations.h>
+
 #include <cmath>
 
 namespace bench {
@@ -46,7 +48,7 @@ torch::Tensor GptBlock::forward(torch::Tensor x) {
   return x + down(at::gelu(up(norm2(x))));
 }
 
-Gpt::Gpt(const GptShape& shape) {
+Gpt::Gpt(const GptShape& shape, BlockActivations activations) : activations_(activations) {
   tokens_ = register_module("tokens", embedding(shape.vocabulary, shape.width));
   positions_ = register_module("positions", embedding(shape.context, shape.width));
   for (std::int64_t i = 0; i < shape.layers; ++i) blocks_->push_back(GptBlock(shape));
@@ -56,7 +58,12 @@ Gpt::Gpt(const GptShape& shape) {
 
 torch::Tensor Gpt::logits(const torch::Tensor& tokens) {
   torch::Tensor x = tokens_(tokens) + positions_->weight.narrow(0, 0, tokens.size(1));
-  for (const auto& block : *blocks_) x = block->as<GptBlock>()->forward(x);
+  for (std::size_t i = 0; i < blocks_->size(); ++i) {
+    const auto forward = [block = blocks_->ptr<GptBlock>(i)](const torch::Tensor& in) {
+      return block->forward(in);
+    };
+    x = activations_ == BlockActivations::Kept ? forward(x) : halfstep::checkpoint_activations(forward, x);
+  }
   return at::linear(norm_(x), tokens_->weight);
 }
 

@@ -30,11 +30,14 @@ struct GptBlock : torch::nn::Module {
   torch::nn::Linear qkv{nullptr}, out{nullptr}, up{nullptr}, down{nullptr};
 };
 
+/// Where backward finds what a block computed.
+enum class BlockActivations { Kept, ComputedAgain };
+
 /// Learned positions, head tied to the token embedding; 124,439,808 parameters in 148 tensors with kGpt2.
 /// Initialised as GPT-2 is, from LibTorch's default generator.
 class Gpt : public torch::nn::Module {
  public:
-  explicit Gpt(const GptShape& shape);
+  explicit Gpt(const GptShape& shape, BlockActivations activations = BlockActivations::Kept);
 
   /// Mean cross-entropy; `tokens` and `targets` are int64, [batch, length].
   torch::Tensor loss(const torch::Tensor& tokens, const torch::Tensor& targets);
@@ -42,6 +45,7 @@ class Gpt : public torch::nn::Module {
  private:
   torch::Tensor logits(const torch::Tensor& tokens);
 
+  BlockActivations activations_;
   torch::nn::Embedding tokens_{nullptr}, positions_{nullptr};
   torch::nn::ModuleList blocks_;
   torch::nn::LayerNorm norm_{nullptr};

@@ -56,6 +56,20 @@ TEST(Gpt, KnowsNothingAtFirstAndNeverLooksAhead) {
             model.loss(other_ends, first_target).item<float>());
 }
 
+TEST(Gpt, BlocksComputedAgainGiveTheSameGradients) {
+  const at::Tensor tokens = at::randint(256, {4, kByteGpt.context});
+  const auto grads_with = [&](BlockActivations activations) {
+    at::manual_seed(1);
+    Gpt model(kByteGpt, activations);
+    model.loss(tokens, tokens).backward();
+    std::vector<at::Tensor> grads;
+    for (const auto& parameter : model.parameters()) grads.push_back(parameter.grad());
+    return grads;
+  };
+  const auto kept = grads_with(BlockActivations::Kept), again = grads_with(BlockActivations::ComputedAgain);
+  for (std::size_t i = 0; i < kept.size(); ++i) EXPECT_TRUE(at::equal(kept[i], again[i])) << i;
+}
+
 TEST(Text, TargetsAreTheBytesThatFollow) {
   const at::Tensor text = at::arange(1000, at::kLong);
   const Batch random = random_batch(text, 64, 10, at::detail::createCPUGenerator(1));

@@ -1,6 +1,11 @@
 #include "autocast/argument_casts.h"
 
 #include <c10/core/ScalarType.h>
+#include <halfstep/memory.h>
+
+#include <optional>
+
+#include "tensor/saved_tensors.h"
 
 namespace halfstep {
 namespace {
@@ -54,6 +59,8 @@ std::vector<Upcast> cast_arguments_(Arguments arguments, at::DeviceType device, 
   std::vector<Upcast> upcasts;
   const auto cast = [&](const at::Tensor& tensor) {
     if (!needs_cast(tensor, device, to)) return tensor;
+    std::optional<MemoryClassScope> memory;
+    if (is_parameter_or_view_of_one(tensor)) memory.emplace(MemoryClass::CastCache);
     const at::Tensor copy = tensor.to(to);
     if (to == at::kFloat) upcasts.push_back({tensor, copy});
     return copy;

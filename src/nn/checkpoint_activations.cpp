@@ -1,6 +1,7 @@
 #include <c10/core/GradMode.h>
 #include <halfstep/activations.h>
 #include <halfstep/error.h>
+#include <halfstep/memory.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
@@ -110,6 +111,7 @@ void Call::run() {
   for (const auto& input : inputs_) inputs.push_back(input.unpack());
   const auto capture = std::make_shared<Capture>(records_);
   state_.run([&] {
+    const MemoryClassScope memory(MemoryClass::Activation);
     const SavedTensorScope scope(capture, kName);
     run_again_(inputs);
   });
