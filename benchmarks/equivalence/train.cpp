@@ -74,21 +74,29 @@ double held_out_loss(Gpt& model, const Batches& batches) {
 }
 
 /// Returns the number of skipped steps, and leaves the full values of the trained weights in `full`.
+///
+/// A batch whose step was skipped is taken again, with the smaller loss scale: the pair has then seen the
+/// same batches in the same number of updates, and differs in precision alone.
 std::int64_t train_with_halfstep(Gpt& model, Batches& batches, const Scheme& scheme,
                                  const halfstep::AdamWOptions& options, std::uint64_t seed,
                                  std::int64_t steps, Gpt& full) {
   halfstep::MixedPrecision mp(*scheme.precision, model);
   halfstep::AdamW optimizer(mp.params(), options, seed);
   std::int64_t skipped = 0;
-  for (std::int64_t step = 0; step < steps; ++step) {
-    const Batch batch = batches.next();
+  Batch batch = batches.next();
+  while (optimizer.steps() < steps) {
     mp.backward(mp.forward([&] { return model.loss(batch.tokens, batch.targets); }));
     const auto grads = mp.inspect_grads();
     auto multiplier = grads.clipped_to(kMaxNorm);
     if (scheme.flaw == Flaw::UnscaledTwice) multiplier.value /= grads.loss_scale;
-    if (!optimizer.step(multiplier).stepped()) ++skipped;
+    const bool stepped = optimizer.step(multiplier).stepped();
     mp.advance(grads);
     optimizer.zero_grad();
+    if (stepped) {
+      batch = batches.next();
+    } else {
+      ++skipped;
+    }
   }
   const torch::NoGradGuard no_grad;
   auto named = full.named_parameters();
