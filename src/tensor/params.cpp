@@ -59,7 +59,10 @@ Param make_param(std::string name, at::Tensor parameter, WeightStorage storage, 
 
   Param param{.name = std::move(name), .working = std::move(parameter), .storage = storage};
   param.working.mutable_grad().reset();
-  if (storage == WeightStorage::Fp32) return param;
+  if (storage == WeightStorage::Fp32) {
+    tag_memory(param.working, MemoryClass::Working);
+    return param;
+  }
 
   const at::Tensor full = param.working.detach();  // shares the FP32 values, which set_data does not touch
   if (const auto type = master_type(storage, low)) {
