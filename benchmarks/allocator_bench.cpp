@@ -28,6 +28,7 @@
 
 #include "support/children.h"
 #include "support/gpt.h"
+#include "support/program.h"
 #include "support/statistics.h"
 
 namespace {
@@ -207,9 +208,7 @@ void print_text(const char* kind, const json& found) {
             << (found["good"] ? "good\n" : "FALLS SHORT of x1.4 in time or x1.15 in resident memory\n");
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
+int run(int argc, char** argv) {
   CLI::App app{"Training steps with and without Halfstep's CPU allocator."};
   bool as_json = false;
   int rounds = 5;
@@ -234,3 +233,7 @@ int main(int argc, char** argv) {
   }
   return found["good"] && found["halfstep"]["good"] ? 0 : 1;
 }
+
+}  // namespace
+
+int main(int argc, char** argv) { return bench::exit_code_of(run, argc, argv); }

@@ -6,8 +6,6 @@
 // A candidate is equivalent when its whole interval is within 0.25% of the FP32 loss; the controls must be
 // shown worse than that in the same run. Exits with 1 otherwise. --thinned is for a quick look: 4 seeds, 150
 // steps, and exits with 1 only when a run diverges or pure BF16 does not learn worse than the default.
-#include <halfstep/error.h>
-
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
@@ -15,6 +13,7 @@
 
 #include "support/children.h"
 #include "support/gpt.h"
+#include "support/program.h"
 #include "verdict.h"
 
 namespace bench {
@@ -139,11 +138,4 @@ int run(int argc, char** argv) {
 }  // namespace
 }  // namespace bench
 
-int main(int argc, char** argv) {
-  try {
-    return bench::run(argc, argv);
-  } catch (const halfstep::Error& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return 2;
-  }
-}
+int main(int argc, char** argv) { return bench::exit_code_of(bench::run, argc, argv); }

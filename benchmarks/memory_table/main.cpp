@@ -13,6 +13,7 @@
 
 #include "measure.h"
 #include "support/children.h"
+#include "support/program.h"
 
 namespace bench {
 namespace {
@@ -143,11 +144,4 @@ int run(int argc, char** argv) {
 }  // namespace
 }  // namespace bench
 
-int main(int argc, char** argv) {
-  try {
-    return bench::run(argc, argv);
-  } catch (const halfstep::Error& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return 2;
-  }
-}
+int main(int argc, char** argv) { return bench::exit_code_of(bench::run, argc, argv); }

@@ -4,13 +4,12 @@
 //
 // tails.h says what each does. Weights are compared before anything is timed. Exits with 1 when a figure is
 // below SHARE times its goal.
-#include <halfstep/error.h>
-
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "compare.h"
+#include "support/program.h"
 
 namespace bench {
 namespace {
@@ -122,11 +121,4 @@ int run(int argc, char** argv) {
 }  // namespace
 }  // namespace bench
 
-int main(int argc, char** argv) {
-  try {
-    return bench::run(argc, argv);
-  } catch (const halfstep::Error& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return 2;
-  }
-}
+int main(int argc, char** argv) { return bench::exit_code_of(bench::run, argc, argv); }

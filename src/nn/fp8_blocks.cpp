@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "kernels/cast.h"
+#include "tensor/dense.h"
 
 namespace halfstep {
 namespace {
@@ -18,16 +19,9 @@ constexpr int64_t kBlocksATask = 64;
 int64_t block_count(int64_t elements) { return (elements + kFp8BlockElements - 1) / kFp8BlockElements; }
 
 Format format_of(at::ScalarType type) {
-  switch (type) {
-    case at::kFloat:
-      return Format::FP32;
-    case at::kBFloat16:
-      return Format::BF16;
-    case at::kHalf:
-      return Format::FP16;
-    default:
-      HALFSTEP_BUG("no FP8 blocks of ", type);
-  }
+  const auto format = training_format(type);
+  if (!format) HALFSTEP_BUG("no FP8 blocks of ", type);
+  return *format;
 }
 
 /// The largest exponent that brings `largest` to at most `max`; such that 2^exponent and its inverse are

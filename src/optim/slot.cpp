@@ -29,17 +29,9 @@ const char* expected_master(WeightStorage storage) {
 
 bool master_fits(const Param& param) {
   const at::ScalarType low = param.working.scalar_type();
-  const at::Tensor& master = param.master;
-  switch (param.storage) {
-    case WeightStorage::Fp32Master:
-      return master.defined() && master.scalar_type() == at::kFloat;
-    case WeightStorage::SplitMaster:
-      return master.defined() && master.scalar_type() == at::kShort && low == at::kBFloat16;
-    case WeightStorage::Kahan:
-      return master.defined() && master.scalar_type() == low;
-    default:
-      return !master.defined();
-  }
+  if (param.storage == WeightStorage::SplitMaster && low != at::kBFloat16) return false;
+  const auto type = master_type(param.storage, low);
+  return param.master.defined() == type.has_value() && (!type || param.master.scalar_type() == *type);
 }
 
 void check_param(const char* whose, const Param& param) {

@@ -13,20 +13,6 @@
 namespace halfstep {
 namespace {
 
-/// The type of what a storage keeps beside the working copy; nothing where nothing is kept.
-std::optional<c10::ScalarType> master_type(WeightStorage storage, c10::ScalarType low) {
-  switch (storage) {
-    case WeightStorage::Fp32Master:
-      return at::kFloat;
-    case WeightStorage::SplitMaster:
-      return at::kShort;
-    case WeightStorage::Kahan:
-      return low;
-    default:
-      return std::nullopt;
-  }
-}
-
 UpdateLayout layout_of(const Param& param) {
   return {.working = *training_format(param.working.scalar_type()), .weights = param.storage};
 }
@@ -53,10 +39,26 @@ void write_values(const Param& param, const at::Tensor& dense_values) {
 
 }  // namespace
 
-Param make_param(std::string name, at::Tensor parameter, WeightStorage storage, c10::ScalarType low) {
-  const at::NoGradGuard no_grad;
-  check_can_be_param(name, parameter, storage, low);
+std::optional<c10::ScalarType> master_type(WeightStorage storage, c10::ScalarType low) {
+  switch (storage) {
+    case WeightStorage::Fp32Master:
+      return at::kFloat;
+    case WeightStorage::SplitMaster:
+      return at::kShort;
+    case WeightStorage::Kahan:
+      return low;
+    default:
+      return std::nullopt;
+  }
+}
 
+Param make_param(std::string name, at::Tensor parameter, WeightStorage storage, c10::ScalarType low) {
+  check_can_be_param(name, parameter, storage, low);
+  return make_checked_param(std::move(name), std::move(parameter), storage, low);
+}
+
+Param make_checked_param(std::string name, at::Tensor parameter, WeightStorage storage, c10::ScalarType low) {
+  const at::NoGradGuard no_grad;
   Param param{.name = std::move(name), .working = std::move(parameter), .storage = storage};
   param.working.mutable_grad().reset();
   if (storage == WeightStorage::Fp32) {

@@ -32,7 +32,7 @@ std::vector<Param> take_in(const Precision& precision, torch::nn::Module& model)
 
   std::vector<Param> params;
   for (const auto& [name, tensor] : tensors)
-    params.push_back(make_param(*name, *tensor, precision.weights, precision.compute));
+    params.push_back(make_checked_param(*name, *tensor, precision.weights, precision.compute));
   return params;
 }
 

@@ -8,6 +8,7 @@
 
 #include "autocast/type_gate.h"
 #include "support/any_machine.h"
+#include "support/deep_backward.h"
 #include "support/error_of.h"
 #include "support/run_case.h"
 
@@ -141,34 +142,16 @@ TEST(AutocastScope, ThreadLocalStateCarriesTypeAndPolicy) {
   EXPECT_EQ(mm_type, at::kHalf);
 }
 
-/// Calls itself in its backward until `depth` is 0, then notes the thread and what the policy does there.
-struct Reentrant : torch::autograd::Function<Reentrant> {
-  static inline std::thread::id innermost_thread;
-  static inline at::ScalarType innermost_exp = at::kByte;
-
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, int64_t depth) {
-    context->saved_data["depth"] = depth;
-    return x.clone();
-  }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
-                                                 torch::autograd::variable_list grads) {
-    const int64_t depth = context->saved_data["depth"].toInt();
-    if (depth == 0) {
-      innermost_thread = std::this_thread::get_id();
-      innermost_exp = type_of_exp();
-    } else {
-      const at::AutoGradMode with_grad(true);
-      Reentrant::apply(at::ones(1).requires_grad_(), depth - 1).backward();
-    }
-    return {grads[0], at::Tensor()};
-  }
-};
-
 TEST(AutocastScope, PolicyFollowsADeeplyReentrantBackwardToItsOtherThread) {
   const AutocastScope scope(at::kBFloat16, OpPolicy::standard(), kAnyMachine);
-  Reentrant::apply(at::ones(1).requires_grad_(), 70).backward();
-  ASSERT_NE(Reentrant::innermost_thread, std::this_thread::get_id()) << "the engine no longer changes thread";
-  EXPECT_EQ(Reentrant::innermost_exp, at::kFloat);
+  std::thread::id innermost_thread;
+  at::ScalarType innermost_exp = at::kByte;
+  DeepBackward::run([&] {
+    innermost_thread = std::this_thread::get_id();
+    innermost_exp = type_of_exp();
+  });
+  ASSERT_NE(innermost_thread, std::this_thread::get_id()) << "the engine no longer changes thread";
+  EXPECT_EQ(innermost_exp, at::kFloat);
 }
 
 TEST(AutocastScope, TypesThatAreNotLowAreRefusedWithWhatToUse) {

@@ -9,6 +9,8 @@
 #include <optional>
 #include <thread>
 
+#include "support/deep_backward.h"
+
 namespace halfstep {
 namespace {
 
@@ -109,43 +111,20 @@ TEST_F(CpuAllocator, ResizedAndClonedStoragesAreCounted) {
   EXPECT_EQ(more(), 400'000u);
 }
 
-// Calls backward inside backward until autograd moves to a thread of its own (60 deep in LibTorch 2.13), and
-// allocates there.
-struct Nest : torch::autograd::Function<Nest> {
-  static std::thread::id deepest_thread;
-  static at::Tensor deepest_tensor;
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, int64_t depth) {
-    context->saved_data["depth"] = depth;
-    return x.clone();
-  }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
-                                                 torch::autograd::variable_list grads) {
-    const int64_t depth = context->saved_data["depth"].toInt();
-    if (depth == 0) {
-      deepest_thread = std::this_thread::get_id();
-      deepest_tensor = at::empty({111});
-    } else {
-      const at::AutoGradMode on(true);
-      const at::Tensor x = torch::ones({1}, torch::requires_grad());
-      Nest::apply(x, depth - 1).sum().backward();
-    }
-    return {grads[0], at::Tensor()};
-  }
-};
-std::thread::id Nest::deepest_thread;
-at::Tensor Nest::deepest_tensor;
-
 TEST_F(CpuAllocator, TheClassFollowsADeepBackwardToItsOtherThread) {
-  const at::Tensor x = torch::ones({1}, torch::requires_grad());
-  const at::Tensor y = Nest::apply(x, 70);
+  std::thread::id deepest_thread;
+  at::Tensor deepest_tensor;
   {
     const MemoryClassScope scope(MemoryClass::CastCache);
-    y.sum().backward();
+    testing::DeepBackward::run([&] {
+      deepest_thread = std::this_thread::get_id();
+      deepest_tensor = at::empty({111});
+    });
   }
-  ASSERT_NE(Nest::deepest_thread, std::this_thread::get_id());
+  ASSERT_NE(deepest_thread, std::this_thread::get_id());
   EXPECT_GE(more(MemoryClass::CastCache), 444u);
   const std::size_t with = more(MemoryClass::CastCache);
-  Nest::deepest_tensor.reset();
+  deepest_tensor.reset();
   EXPECT_EQ(with - more(MemoryClass::CastCache), 444u);
 }
 
