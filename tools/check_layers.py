@@ -11,8 +11,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 ROWS = [
     ["base"],
-    ["formats"],
-    ["kernels"],
+    ["formats", "files"],
+    ["kernels", "text"],
     ["memory"],
     ["tensor"],
     ["scaling", "quant", "optim", "data", "checkpoint"],
@@ -31,6 +31,7 @@ PUBLIC_HEADERS_ONLY = ROW_OF["cli"]
 HEADER_ROOM = {
     "config.h": "base",
     "error.h": "base",
+    "safetensors.h": "files",
     "formats.h": "formats",
     "storage.h": "kernels",
     "memory.h": "memory",

@@ -22,6 +22,17 @@ class HALFSTEP_API Bug : public Error {
   using Error::Error;
 };
 
+/// What the operating system refused: a disk that is full, a folder that cannot be written. `code()` is its
+/// errno.
+class HALFSTEP_API FileError : public Error {
+ public:
+  FileError(const std::string& message, int code) : Error(message), code_(code) {}
+  int code() const { return code_; }
+
+ private:
+  int code_;
+};
+
 namespace detail {
 
 template <typename... Parts>

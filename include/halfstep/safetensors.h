@@ -1,0 +1,107 @@
+// safetensors files: what is in them, checked before a byte of it is used. Knows no Torch.
+#pragma once
+
+#include <halfstep/config.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace halfstep {
+
+/// The element types of the format, by the format's own names (`to_string`).
+enum class TensorType : uint8_t {
+  BOOL,
+  F4,
+  F6_E2M3,
+  F6_E3M2,
+  U8,
+  I8,
+  F8_E5M2,
+  F8_E4M3,
+  F8_E8M0,
+  F8_E4M3FNUZ,
+  F8_E5M2FNUZ,
+  I16,
+  U16,
+  F16,
+  BF16,
+  I32,
+  U32,
+  F32,
+  C64,
+  F64,
+  I64,
+  U64,
+};
+
+HALFSTEP_API std::string_view to_string(TensorType type);
+HALFSTEP_API int bits_of(TensorType type);
+
+/// One tensor of a file: its elements are bytes [begin, end) of the data behind the header.
+struct TensorEntry {
+  std::string name;
+  TensorType type{};
+  std::vector<int64_t> shape{};
+  uint64_t begin{};
+  uint64_t end{};
+};
+
+/// Bounds on what a stranger's file may ask of us. A file beyond them is refused by name of the bound.
+struct SafetensorsLimits {
+  uint64_t header_bytes = uint64_t{16} << 20;
+  uint64_t tensor_count = 1'000'000;
+  int rank = 64;
+};
+
+/// One safetensors file, memory-mapped.
+///
+/// Opening checks the whole header: no overlap, no hole, no trailing bytes, no shape whose size overflows, no
+/// name twice. The elements themselves are not read, but for BOOL, whose bytes must be 0 or 1 when they are
+/// asked for.
+class HALFSTEP_API SafetensorsFile {
+ public:
+  explicit SafetensorsFile(const std::filesystem::path& path, const SafetensorsLimits& limits = {});
+  ~SafetensorsFile();
+  SafetensorsFile(SafetensorsFile&&) noexcept;
+  SafetensorsFile& operator=(SafetensorsFile&&) noexcept;
+
+  /// In the order of their bytes.
+  const std::vector<TensorEntry>& entries() const;
+  /// The entry of that name; an Error that offers the nearest name.
+  const TensorEntry& entry(std::string_view name) const;
+  bool contains(std::string_view name) const;
+  /// A tensor's bytes, valid as long as this object.
+  std::span<const std::byte> bytes(const TensorEntry& entry) const;
+  /// `__metadata__`.
+  const std::map<std::string, std::string>& metadata() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// A tensor to be written: `bytes` are its elements, little-endian, row by row.
+struct TensorToWrite {
+  std::string name;
+  TensorType type{};
+  std::vector<int64_t> shape{};
+  std::span<const std::byte> bytes{};
+};
+
+/// The first bytes of a file that holds these tensors in this order: length, header, padding to 8 bytes.
+HALFSTEP_API std::string safetensors_header(const std::vector<TensorToWrite>& tensors,
+                                            const std::map<std::string, std::string>& metadata = {});
+
+/// Writes one file, durably and whole or not at all.
+HALFSTEP_API void write_safetensors(const std::filesystem::path& path,
+                                    const std::vector<TensorToWrite>& tensors,
+                                    const std::map<std::string, std::string>& metadata = {});
+
+}  // namespace halfstep

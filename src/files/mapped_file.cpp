@@ -1,0 +1,35 @@
+#include "files/mapped_file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "files/file_error.h"
+
+namespace halfstep::files {
+
+MappedFile::MappedFile(const std::filesystem::path& path) {
+  // Not blocking: opening a pipe that has no writer would wait for ever, before fstat can refuse it.
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (file < 0) throw_file_error("open", path);
+  struct stat status{};
+  const bool known = ::fstat(file, &status) == 0;
+  const bool regular = known && S_ISREG(status.st_mode);
+  if (regular && status.st_size > 0) {
+    size_ = static_cast<size_t>(status.st_size);
+    void* const start = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, file, 0);
+    start_ = start == MAP_FAILED ? nullptr : static_cast<const std::byte*>(start);
+  }
+  const int code = errno;
+  ::close(file);
+  errno = code;
+  if (!known || (size_ > 0 && start_ == nullptr)) throw_file_error("map", path);
+  HALFSTEP_CHECK(regular, path.string(), ": is not a regular file. Give the path of a file.");
+}
+
+MappedFile::~MappedFile() {
+  if (start_ != nullptr) ::munmap(const_cast<std::byte*>(start_), size_);
+}
+
+}  // namespace halfstep::files
