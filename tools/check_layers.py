@@ -65,7 +65,7 @@ def target_room(included: str) -> str | None:
     first, _, rest = included.partition("/")
     if first == "halfstep":
         return HEADER_ROOM.get(rest, f"unlisted header {rest}")
-    return first if first in ROW_OF else None
+    return first if rest and first in ROW_OF else None  # without a folder it is std's: <memory>
 
 
 def faults_of(path: pathlib.Path) -> list[str]:
