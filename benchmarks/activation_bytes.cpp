@@ -81,12 +81,13 @@ int main(int argc, char** argv) {
     *size = std::atoll(argv[i + 1]);
   }
   const at::Tensor ids = at::randint(sizes.vocabulary, {sizes.tokens / Sizes::kSequence, Sizes::kSequence});
-  const auto in_scope = [&](bool repeat_upcasts, bool low_logits) {
+  const auto in_scope = [&](bool repeat_upcasts, bool low_logits, bool repeat_outputs) {
     return [=](Transformer& model) {
       OpPolicy policy = OpPolicy::standard();
       if (!low_logits) policy.set("cross_entropy_loss", OpRule::Engine);
-      const AutocastScope scope(at::kBFloat16, policy,
-                                {.allow_emulated = true, .repeat_upcasts = repeat_upcasts});
+      const AutocastScope scope(
+          at::kBFloat16, policy,
+          {.allow_emulated = true, .repeat_upcasts = repeat_upcasts, .repeat_outputs = repeat_outputs});
       return model.loss(ids, ids);
     };
   };
@@ -96,7 +97,7 @@ int main(int argc, char** argv) {
   };
   const auto compressed = [&](Transformer& model) {
     const CompressedActivations activations(Format::E4M3);
-    return in_scope(true, true)(model);
+    return in_scope(true, true, true)(model);
   };
   const auto checkpointed = [&](Transformer& model) {
     const AutocastScope scope(at::kBFloat16, OpPolicy::standard(), {.allow_emulated = true});
@@ -108,9 +109,11 @@ int main(int argc, char** argv) {
   for (const at::ScalarType parameters : {at::kFloat, at::kBFloat16}) {
     std::cout << parameters << " parameters\n";
     print("  stock autocast", measure(sizes, parameters, in_stock_region));
-    print("  scope, copies kept, FP32 logits", measure(sizes, parameters, in_scope(false, false)));
-    print("  scope, up-casts repeated", measure(sizes, parameters, in_scope(true, false)));
-    print("  scope, up-casts repeated, low logits", measure(sizes, parameters, in_scope(true, true)));
+    print("  scope, copies kept, FP32 logits", measure(sizes, parameters, in_scope(false, false, false)));
+    print("  scope, up-casts repeated", measure(sizes, parameters, in_scope(true, false, false)));
+    print("  scope, up-casts repeated, low logits", measure(sizes, parameters, in_scope(true, true, false)));
+    print("    and outputs of GELU and norms repeated",
+          measure(sizes, parameters, in_scope(true, true, true)));
     print("    and activations in E4M3", measure(sizes, parameters, compressed));
     print("    and each block checkpointed", measure(sizes, parameters, checkpointed));
   }

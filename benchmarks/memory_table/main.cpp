@@ -99,8 +99,8 @@ void print_table(const Json& found) {
   }
 }
 
-/// One line for each goal that is missed by more than `slack`.
-std::vector<std::string> shortfalls(const Json& found, double slack) {
+/// One line for each goal that is missed.
+std::vector<std::string> shortfalls(const Json& found) {
   std::vector<std::string> lines;
   const double bytes = found["gpt2_124m"]["bf16_8bit_moments"]["bytes_per_parameter"];
   if (bytes > kMostBytesWith8BitMoments)
@@ -108,7 +108,7 @@ std::vector<std::string> shortfalls(const Json& found, double slack) {
                                              kMostBytesWith8BitMoments));
   for (const PeakGoal& goal : kPeakGoals) {
     const double ratio = found[goal.model][goal.scheme]["peak_ratio"];
-    if (ratio > slack * goal.ratio)
+    if (ratio > goal.ratio)
       lines.push_back(halfstep::detail::concat(goal.model, ", ", goal.scheme, ": peak ", ratio,
                                                " of FP32 training, at most ", goal.ratio));
   }
@@ -119,18 +119,16 @@ int run(int argc, char** argv) {
   CLI::App app("Bytes a parameter, and the peak of a whole training step, by scheme");
   bool as_json = false;
   int threads = 2;
-  double slack = 1.0;
   std::string model, scheme;
   app.add_flag("--json", as_json, "Print every count as JSON");
   app.add_option("--threads", threads, "Threads of LibTorch")->check(CLI::Range(1, 1024));
-  app.add_option("--slack", slack, "Factor by which a peak may exceed its goal")->check(CLI::Range(1.0, 2.0));
   app.add_option("--model", model, "With --scheme: only this one, here and now");
   app.add_option("--scheme", scheme)->needs("--model");
   CLI11_PARSE(app, argc, argv);
   if (!scheme.empty()) return run_child(model, scheme, threads);
 
   const Json found = measure_all(threads);
-  const auto missed = shortfalls(found, slack);
+  const auto missed = shortfalls(found);
   if (as_json) {
     const Json json{{"models", found}, {"shortfalls", missed}, {"good", missed.empty()}};
     std::printf("%s\n", json.dump(2).c_str());

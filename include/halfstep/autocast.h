@@ -18,6 +18,13 @@ struct AutocastOptions {
   /// before backward is an Error, as it is in a step without autocast. With `false` the copies are kept, as
   /// stock does.
   bool repeat_upcasts = true;
+
+  /// Where an operation of the policy, such as a product, takes what GELU, SiLU, a layer norm or an RMS norm
+  /// has just put out, keep that operation's input, which is kept anyway, and compute its output again in
+  /// backward: one more pass over the elements, one tensor less. The bits are the same with the same number
+  /// of threads. Inside `checkpoint_activations` and `CompressedActivations`, which decide for themselves, it
+  /// does nothing.
+  bool repeat_outputs = true;
 };
 
 /// Mixed precision from here to the end of the block, for CPU and CUDA tensors alike.

@@ -11,7 +11,8 @@ namespace halfstep {
 
 struct ActivePolicy {
   OpPolicy ops;
-  bool repeat_upcasts;  // AutocastOptions says what for
+  bool repeat_upcasts;  // AutocastOptions says what these two are for
+  bool repeat_outputs;
 };
 
 c10::DebugInfoKind active_policy_kind();

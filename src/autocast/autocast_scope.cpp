@@ -3,6 +3,7 @@
 
 #include "autocast/active_policy.h"
 #include "autocast/policy_kernel.h"
+#include "autocast/repeated_outputs.h"
 #include "autocast/type_gate.h"
 
 namespace halfstep {
@@ -16,7 +17,9 @@ std::shared_ptr<c10::DebugInfoBase> checked_policy(c10::ScalarType low, OpPolicy
     check_bf16_is_native(machine);
   }
   check_every_row_has_its_kernel();
-  return as_debug_info(ActivePolicy{.ops = std::move(policy), .repeat_upcasts = options.repeat_upcasts});
+  return as_debug_info(ActivePolicy{.ops = std::move(policy),
+                                    .repeat_upcasts = options.repeat_upcasts,
+                                    .repeat_outputs = options.repeat_outputs});
 }
 
 }  // namespace
@@ -44,6 +47,7 @@ AutocastScope::AutocastScope(c10::ScalarType low, OpPolicy policy, AutocastOptio
 }
 
 AutocastScope::~AutocastScope() {
+  forget_noted_output();
   at::autocast::set_autocast_cache_enabled(outer_cache_enabled_);
   // A bare region that was opened inside this scope may have filled the cache; the outermost region empties
   // it.

@@ -12,6 +12,7 @@
 #include "autocast/active_policy.h"
 #include "autocast/argument_casts.h"
 #include "autocast/cross_entropy.h"
+#include "autocast/repeated_outputs.h"
 #include "autocast/upcasts.h"
 
 namespace halfstep {
@@ -74,6 +75,7 @@ class PolicyKernel final : public c10::OperatorKernel {
         argument_count_(op.schema().arguments().size()),
         dtype_index_(argument_named(op.schema(), "dtype")),
         is_cross_entropy_(op_table()[row].op == "cross_entropy_loss"),
+        is_cheap_to_repeat_(is_cheap_to_repeat(op_table()[row].op)),
         statistics_(op.schema()) {
     if (op.hasKernelForDispatchKey(autocast_key(device))) {
       stock_ = op.getComputedKernelForDispatchKey(autocast_key(device));
@@ -87,7 +89,7 @@ class PolicyKernel final : public c10::OperatorKernel {
       case OpRule::Engine:
         return run_stock_without_cache(op, keys, stack);
       case OpRule::AsIs:
-        return op.redispatchBoxed(keys & keys_below_, stack);
+        return run_as_is(op, keys, stack);
       case OpRule::Low:
         return run_low(op, keys, stack);
       case OpRule::Fp32:
@@ -117,6 +119,11 @@ class PolicyKernel final : public c10::OperatorKernel {
       }
     } const cache_off;
     run_stock(op, keys, stack);
+  }
+
+  void run_as_is(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
+    if (!is_cheap_to_repeat_) return op.redispatchBoxed(keys & keys_below_, stack);
+    run_cheap(op, keys, stack, arguments(stack)[0].toTensor());
   }
 
   void run_low(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
@@ -168,7 +175,9 @@ class PolicyKernel final : public c10::OperatorKernel {
   void run_cast(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack,
                 at::ScalarType to) const {
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(autocast_key(device_));
+    if (is_cheap_to_repeat_) return run_cheap_cast(op, keys, stack, to);
     const auto originals = statistics_.tensors(arguments(stack));
+    auto noted = noted_argument(arguments(stack));
     auto upcasts = cast_arguments_(arguments(stack), device_, to);
     const auto is_statistic = [&](const Upcast& upcast) {
       return std::any_of(originals.begin(), originals.end(),
@@ -178,10 +187,41 @@ class PolicyKernel final : public c10::OperatorKernel {
     if (!active_policy()->repeat_upcasts) upcasts.clear();
     const auto copies = statistics_.tensors(arguments(stack));
     {
+      const RepeatedOutput repeated_output(std::move(noted), arguments(stack));
       const RepeatedUpcasts repeated(std::move(upcasts));
       op.redispatchBoxed(keys & keys_below_, stack);
     }
     RunningStatistics::write_back(originals, copies);
+  }
+
+  /// As run_cast, for an operation without statistics whose output a product may want computed again.
+  void run_cheap_cast(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack,
+                      at::ScalarType to) const {
+    const at::Tensor input = arguments(stack)[0].toTensor();
+    auto upcasts = cast_arguments_(arguments(stack), device_, to);
+    if (!active_policy()->repeat_upcasts) upcasts.clear();
+    const at::Tensor& cast = arguments(stack)[0].toTensor();
+    const bool input_is_kept =
+        cast.is_same(input) || std::any_of(upcasts.begin(), upcasts.end(), [&](const Upcast& upcast) {
+          return upcast.original.is_same(input) && original_may_stand_for(upcast);
+        });
+    const RepeatedUpcasts repeated(std::move(upcasts));
+    if (!input_is_kept) return op.redispatchBoxed(keys & keys_below_, stack);
+    run_cheap(op, keys, stack, input);
+  }
+
+  /// Runs on the arguments as they are, and notes how the output was made from `input`.
+  void run_cheap(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack,
+                 const at::Tensor& input) const {
+    if (!active_policy()->repeat_outputs) return op.redispatchBoxed(keys & keys_below_, stack);
+    const Arguments given = arguments(stack);
+    OutputRecipe recipe{op,
+                        autocast_key(device_),
+                        input,
+                        given[0].toTensor().scalar_type(),
+                        {given.begin() + 1, given.end()}};
+    op.redispatchBoxed(keys & keys_below_, stack);
+    note_output(std::move(recipe), stack->back().toTensor());
   }
 
   void refuse_unscaled(const c10::OperatorHandle& op, const FloatingArguments& floats,
@@ -203,6 +243,7 @@ class PolicyKernel final : public c10::OperatorKernel {
   std::size_t argument_count_;
   int dtype_index_;
   bool is_cross_entropy_;
+  bool is_cheap_to_repeat_;
   RunningStatistics statistics_;
   std::optional<c10::SafeKernelFunction> stock_;  // empty when stock autocast does nothing here
 };

@@ -8,13 +8,6 @@
 namespace halfstep {
 namespace {
 
-bool original_may_stand_for(const Upcast& upcast) {
-  const at::Tensor& original = upcast.original;
-  return original.layout() == at::kStrided && !original.is_inference() &&
-         !is_parameter_or_view_of_one(original) &&
-         original.storage().nbytes() <= upcast.copy.storage().nbytes();
-}
-
 class UpcastPacker final : public SavedTensorPacker {
  public:
   explicit UpcastPacker(std::vector<Upcast> upcasts) : upcasts_(std::move(upcasts)) {}
@@ -45,6 +38,13 @@ class UpcastPacker final : public SavedTensorPacker {
 };
 
 }  // namespace
+
+bool original_may_stand_for(const Upcast& upcast) {
+  const at::Tensor& original = upcast.original;
+  return original.layout() == at::kStrided && !original.is_inference() &&
+         !is_parameter_or_view_of_one(original) &&
+         original.storage().nbytes() <= upcast.copy.storage().nbytes();
+}
 
 RepeatedUpcasts::RepeatedUpcasts(std::vector<Upcast> upcasts) {
   if (upcasts.empty() || !at::GradMode::is_enabled() || !saved_tensors_can_be_packed()) return;

@@ -17,6 +17,9 @@ struct Upcast {
   at::Tensor copy;
 };
 
+/// Whether backward may keep the original in place of the copy.
+bool original_may_stand_for(const Upcast& upcast);
+
 /// While it lives, backward keeps the originals where it would keep the copies, and casts them again: the
 /// same bits in half the bytes, and often in none, because a neighbour keeps the original anyway.
 ///

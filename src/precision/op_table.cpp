@@ -45,6 +45,8 @@ constexpr std::string_view kSteep =
     "Magnifies a rounding of its input, or leaves FP16's range, where its slope or its value is large.";
 constexpr std::string_view kSteepToo =
     "Steep as exp and log are: kept with them, though in neither engine list.";
+constexpr std::string_view kActivation =
+    "As exact as its input. In neither engine list: a row so that backward may compute it again.";
 constexpr std::string_view kReduction =
     "Many terms into one: a low result runs out of digits (BF16 counts to 256) or of range (FP16 ends at "
     "65504).";
@@ -130,8 +132,10 @@ constexpr OpRow kTable[] = {
     {"rnn_tanh_cell", OpRule::AsIs, kCell, EngineRule::NotListed, EngineRule::Low},
     {"_thnn_fused_gru_cell", OpRule::Promote, kFusedCell, EngineRule::NotListed, EngineRule::Low},
     {"_thnn_fused_lstm_cell", OpRule::Promote, kFusedCell, EngineRule::NotListed, EngineRule::Low},
-    // Activations with a weight
+    // Activations
     {"prelu", OpRule::Low, kPrelu, EngineRule::Low, EngineRule::Low},
+    {"gelu", OpRule::AsIs, kActivation, EngineRule::NotListed, EngineRule::NotListed},
+    {"silu", OpRule::AsIs, kActivation, EngineRule::NotListed, EngineRule::NotListed},
     // Normalisation
     {"batch_norm", OpRule::Fp32, kBatchNorm, EngineRule::NotListed, EngineRule::NotListed},
     {"group_norm", OpRule::Fp32, kNormalisation, EngineRule::NotListed, EngineRule::Fp32},

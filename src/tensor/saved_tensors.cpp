@@ -133,6 +133,10 @@ std::shared_ptr<ScopeInfo> checked_scope(std::shared_ptr<SavedTensorPacker> pack
 SavedTensorScope::SavedTensorScope(std::shared_ptr<SavedTensorPacker> packer, const char* user)
     : guard_(scope_kind(), checked_scope(std::move(packer), user)) {}
 
+bool SavedTensorScope::is_open() {
+  return live_scopes.load(std::memory_order_relaxed) != 0 && innermost_scope() != nullptr;
+}
+
 ExactSavedTensors::ExactSavedTensors()
     : guard_(c10::DebugInfoKind(&kExactKindName), std::make_shared<c10::DebugInfoBase>()) {}
 

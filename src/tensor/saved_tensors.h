@@ -44,6 +44,9 @@ class SavedTensorScope {
   /// Throws an Error that names `user` where the process has another engine than LibTorch's own.
   SavedTensorScope(std::shared_ptr<SavedTensorPacker> packer, const char* user);
 
+  /// Whether any is, on this thread.
+  static bool is_open();
+
   SavedTensorScope(const SavedTensorScope&) = delete;
   SavedTensorScope& operator=(const SavedTensorScope&) = delete;
 

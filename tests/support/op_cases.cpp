@@ -156,6 +156,8 @@ std::vector<OpCase> norms_and_softmax() {
       {"layer_norm", [](Inputs& in) { return at::layer_norm(in(3, 4), {4}, in(4), in(4)); }},
       {"native_layer_norm",
        [](Inputs& in) { return std::get<0>(at::native_layer_norm(in(3, 4), {4}, in(4), in(4), 1e-5)); }},
+      {"gelu", [](Inputs& in) { return at::gelu(in(3, 4)); }},
+      {"silu", [](Inputs& in) { return at::silu(in(3, 4)); }},
       {"rms_norm", [](Inputs& in) { return at::rms_norm(in(3, 4), {4}, in(4)); }},
       {"softmax.int", [](Inputs& in) { return at::softmax(in(3, 4), -1); }},
       {"log_softmax.int", [](Inputs& in) { return at::log_softmax(in(3, 4), -1); }},

@@ -1,0 +1,112 @@
+#include "autocast/repeated_outputs.h"
+
+#include <ATen/ops/as_strided.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace halfstep {
+namespace {
+
+constexpr std::string_view kCheap[] = {"gelu", "silu", "layer_norm", "rms_norm"};
+
+/// Held weakly: an output that nobody uses goes when its caller drops it.
+struct NotedOutput {
+  c10::weak_intrusive_ptr<c10::TensorImpl> output;
+  int64_t output_version;
+  int64_t input_version;
+  std::shared_ptr<const OutputRecipe> recipe;
+};
+
+thread_local std::optional<NotedOutput> noted;
+
+/// Where a tensor lies in its storage.
+struct Place {
+  std::vector<int64_t> sizes, strides;
+  int64_t offset;
+
+  explicit Place(const at::Tensor& tensor)
+      : sizes(tensor.sizes().vec()), strides(tensor.strides().vec()), offset(tensor.storage_offset()) {}
+  at::Tensor in(const at::Tensor& storage_of) const { return storage_of.as_strided(sizes, strides, offset); }
+};
+
+class OutputPacker final : public SavedTensorPacker {
+ public:
+  OutputPacker(NotedArgument argument, at::Tensor cast)
+      : recipe_(std::move(argument.recipe)), given_(argument.given), cast_(std::move(cast)) {}
+
+  std::optional<PackedTensor> pack(const at::Tensor& tensor) override {
+    if (tensor.scalar_type() != cast_.scalar_type() || !tensor.is_alias_of(cast_)) return std::nullopt;
+    // The output and the cast of it are made in the same layout again, so that views lie in them at the same
+    // places.
+    return PackedTensor{recipe_->input, [recipe = recipe_, given = given_, type = cast_.scalar_type(),
+                                         saved = Place(tensor)](const at::Tensor& input) {
+                          return saved.in(given.in(recipe->compute(input)).to(type));
+                        }};
+  }
+
+ private:
+  std::shared_ptr<const OutputRecipe> recipe_;
+  Place given_;
+  at::Tensor cast_;
+};
+
+}  // namespace
+
+bool is_cheap_to_repeat(std::string_view op) {
+  return std::find(std::begin(kCheap), std::end(kCheap), op) != std::end(kCheap);
+}
+
+at::Tensor OutputRecipe::compute(const at::Tensor& kept_input) const {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(autocast_key);
+  torch::jit::Stack stack{kept_input.to(input_type)};
+  stack.insert(stack.end(), others.begin(), others.end());
+  op.callBoxed(stack);
+  return stack.front().toTensor();
+}
+
+void note_output(OutputRecipe recipe, const at::Tensor& output) {
+  forget_noted_output();
+  const at::Tensor& input = recipe.input;
+  if (!at::GradMode::is_enabled() || !output.requires_grad() || !saved_tensors_can_be_packed()) return;
+  if (output.storage_offset() != 0 || !output.is_non_overlapping_and_dense()) return;
+  if (input.layout() != at::kStrided || input.is_inference() || is_parameter_or_view_of_one(input)) return;
+  for (c10::IValue& other : recipe.others) {
+    if (other.isTensor() && is_parameter_or_view_of_one(other.toTensor())) {
+      other = other.toTensor().detach().clone();  // a norm's scale: one row
+    }
+  }
+  noted = NotedOutput{c10::weak_intrusive_ptr<c10::TensorImpl>(output.getIntrusivePtr()), output._version(),
+                      input._version(), std::make_shared<const OutputRecipe>(std::move(recipe))};
+}
+
+void forget_noted_output() { noted.reset(); }
+
+std::optional<NotedArgument> noted_argument(std::span<const c10::IValue> arguments) {
+  if (!noted || !at::GradMode::is_enabled()) return std::nullopt;
+  const auto held = noted->output.lock();
+  if (!held) return std::nullopt;
+  const at::Tensor output(held);
+  if (output._version() != noted->output_version || noted->recipe->input._version() != noted->input_version) {
+    return std::nullopt;
+  }
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    if (!arguments[i].isTensor()) continue;
+    const at::Tensor& given = arguments[i].toTensor();
+    if (given.defined() && given.scalar_type() == output.scalar_type() && given.is_alias_of(output)) {
+      return NotedArgument{i, given, noted->recipe};
+    }
+  }
+  return std::nullopt;
+}
+
+RepeatedOutput::RepeatedOutput(std::optional<NotedArgument> argument,
+                               std::span<const c10::IValue> cast_arguments) {
+  if (!argument || SavedTensorScope::is_open()) return;
+  at::Tensor cast = cast_arguments[argument->index].toTensor();
+  scope_.emplace(std::make_shared<OutputPacker>(std::move(*argument), std::move(cast)), "AutocastScope");
+}
+
+}  // namespace halfstep

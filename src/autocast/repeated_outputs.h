@@ -1,0 +1,57 @@
+// Outputs that cost less to compute again than to keep, and what backward keeps of them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "tensor/saved_tensors.h"
+
+namespace halfstep {
+
+/// One pass over the elements and the same bits each time: GELU, SiLU, layer norm, RMS norm. Each keeps its
+/// own input for backward, so to compute its output again holds nothing that is not held already.
+bool is_cheap_to_repeat(std::string_view op);
+
+/// How an output was made. Of its input only what the operation itself keeps is held.
+struct OutputRecipe {
+  c10::OperatorHandle op;
+  c10::DispatchKey autocast_key;
+  at::Tensor input;                 // as the caller gave it
+  at::ScalarType input_type;        // in which the operation ran
+  std::vector<c10::IValue> others;  // arguments after the first, as the operation got them
+
+  at::Tensor compute(const at::Tensor& kept_input) const;
+};
+
+/// Notes the last such output of this thread; a later one takes its place. Nothing is noted where nothing
+/// would be kept, or where the input is a parameter, which an optimizer may change unseen.
+void note_output(OutputRecipe recipe, const at::Tensor& output);
+void forget_noted_output();
+
+/// An argument that is the noted output, or a view of it, unchanged since.
+struct NotedArgument {
+  std::size_t index;
+  at::Tensor given;  // before the policy cast it
+  std::shared_ptr<const OutputRecipe> recipe;
+};
+
+std::optional<NotedArgument> noted_argument(std::span<const c10::IValue> arguments);
+
+/// While it lives, backward keeps the recipe's input where it would keep the argument or its cast copy. Does
+/// nothing inside another packer's scope: that one decides about whole regions, or loses digits.
+class RepeatedOutput {
+ public:
+  RepeatedOutput(std::optional<NotedArgument> argument, std::span<const c10::IValue> cast_arguments);
+
+ private:
+  std::optional<SavedTensorScope> scope_;
+};
+
+}  // namespace halfstep

@@ -1,0 +1,211 @@
+// What backward keeps of the outputs of GELU, SiLU and norms that a product takes.
+#include <gtest/gtest.h>
+#include <halfstep/activations.h>
+#include <halfstep/autocast.h>
+#include <torch/torch.h>
+
+#include "support/error_of.h"
+#include "support/live_bytes.h"
+
+namespace halfstep::testing {
+namespace {
+
+constexpr int64_t kRows = 64, kWidth = 256, kCount = kRows * kWidth;
+constexpr int64_t kLowBytes = kCount * 2;
+
+AutocastScope scope_that_repeats(bool repeat, at::ScalarType low = at::kBFloat16) {
+  return AutocastScope(low, OpPolicy::standard(), {.allow_emulated = true, .repeat_outputs = repeat});
+}
+
+using Function = std::function<at::Tensor(const at::Tensor&)>;
+
+struct Cheap {
+  const char* name;
+  Function run;
+};
+
+/// Parameters of norms; FP32, as MixedPrecision keeps them.
+const at::Tensor& gain() {
+  static const at::Tensor made = at::linspace(0.5, 1.5, kWidth).requires_grad_();
+  return made;
+}
+
+std::vector<Cheap> cheap_operations() {
+  return {
+      {"gelu", [](const at::Tensor& x) { return at::gelu(x); }},
+      {"gelu tanh", [](const at::Tensor& x) { return at::gelu(x, "tanh"); }},
+      {"silu", [](const at::Tensor& x) { return at::silu(x); }},
+      {"layer_norm", [](const at::Tensor& x) { return at::layer_norm(x, {kWidth}, gain(), gain(), 1e-3); }},
+      {"rms_norm", [](const at::Tensor& x) { return at::rms_norm(x, {kWidth}, gain(), 1e-3); }}};
+}
+
+/// Two products with something between, and all gradients.
+std::vector<at::Tensor> gradients_of(
+    const Function& between, bool repeat, at::ScalarType low = at::kBFloat16,
+    const std::function<void()>& before_backward = [] {}) {
+  at::manual_seed(3);
+  const at::Tensor x = at::randn({kRows, kWidth}).requires_grad_();
+  const at::Tensor up = at::randn({kWidth, kWidth}).div_(16).requires_grad_();
+  const at::Tensor down = at::randn({kWidth, kWidth}).div_(16).requires_grad_();
+  at::Tensor loss;
+  {
+    const auto scope = scope_that_repeats(repeat, low);
+    loss = at::linear(between(at::linear(x, up)), down).pow(2).sum();
+  }
+  before_backward();
+  return torch::autograd::grad({loss}, {x, up, down});
+}
+
+void expect_equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b,
+                  const std::string& what) {
+  ASSERT_EQ(a.size(), b.size());
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    EXPECT_GT(a[i].abs().max().item<float>(), 0) << what;
+    EXPECT_TRUE(at::equal(a[i], b[i])) << what << ", gradient " << i;
+  }
+}
+
+// Oracle of these tests: the same scope with the outputs kept, as LibTorch does by itself.
+TEST(RepeatedOutputs, GradientsHaveTheBitsOfKeptOutputs) {
+  for (const auto low : {at::kBFloat16, at::kHalf}) {
+    for (const auto& [name, run] : cheap_operations()) {
+      expect_equal(gradients_of(run, true, low), gradients_of(run, false, low), name);
+    }
+  }
+}
+
+TEST(RepeatedOutputs, TheOutputIsNotHeldForBackward) {
+  for (const auto& [name, run] : cheap_operations()) {
+    const at::Tensor weight = at::randn({kWidth, kWidth}, at::kBFloat16).requires_grad_();
+    const at::Tensor x = at::randn({kRows, kWidth}, at::kBFloat16).requires_grad_() * 2;
+    int64_t live[2];
+    for (const bool repeat : {false, true}) {
+      const LiveBytes bytes;
+      at::Tensor y;
+      {
+        const auto scope = scope_that_repeats(repeat);
+        y = at::linear(run(x), weight);
+      }
+      live[repeat] = bytes.live();
+    }
+    // Less one low tensor; a norm adds a copy of its gain and its bias.
+    EXPECT_LE(live[true], live[false] - kLowBytes + 2 * kWidth * 4) << name;
+  }
+}
+
+TEST(RepeatedOutputs, ThreeProductsOfOneNormHoldNoneOfItsCopies) {
+  const at::Tensor weight = at::randn({kWidth, kWidth}, at::kBFloat16).requires_grad_();
+  const at::Tensor x = at::randn({kRows, kWidth}, at::kBFloat16).requires_grad_() * 2;
+  const LiveBytes bytes;
+  std::vector<at::Tensor> outputs;
+  {
+    const auto scope = scope_that_repeats(true);
+    const at::Tensor y = at::layer_norm(x, {kWidth});
+    for (int i = 0; i < 3; ++i) outputs.push_back(at::linear(y, weight));
+  }
+  const int64_t mean_and_rstd = 2 * kRows * 4;
+  EXPECT_EQ(bytes.live(), 3 * kLowBytes + mean_and_rstd);
+}
+
+TEST(RepeatedOutputs, ViewsComeBackAtTheirPlace) {
+  for (const auto& [name, run] : cheap_operations()) {
+    const auto seen = [&run = run](const at::Tensor& x) {
+      return run(x).view({4, kRows / 4, kWidth}).narrow(1, 3, 8).transpose(0, 1);
+    };
+    expect_equal(gradients_of(seen, true), gradients_of(seen, false), name);
+  }
+}
+
+TEST(RepeatedOutputs, AnOutputChangedInPlaceBeforeTheProductIsKept) {
+  for (const auto& [name, run] : cheap_operations()) {
+    const auto changed = [&run = run](const at::Tensor& x) { return run(x).mul_(3); };
+    expect_equal(gradients_of(changed, true), gradients_of(changed, false), name);
+  }
+}
+
+TEST(RepeatedOutputs, ChangingTheInputInPlaceBeforeBackwardIsAnError) {
+  const at::Tensor x = at::randn({kRows, kWidth}, at::kBFloat16).requires_grad_() * 2;
+  const at::Tensor weight = at::randn({kWidth, kWidth}, at::kBFloat16).requires_grad_();
+  at::Tensor y;
+  {
+    const auto scope = scope_that_repeats(true);
+    y = at::linear(at::gelu(x), weight).sum();
+  }
+  {
+    const at::NoGradGuard no_grad;
+    x.add_(1);
+  }
+  EXPECT_NE(error_of([&] { y.backward(); }).find("changed in place after it was saved"), std::string::npos);
+}
+
+// An optimizer changes parameters through data(), which moves no version counter.
+TEST(RepeatedOutputs, ANormsGainMayBeUpdatedBeforeBackward) {
+  const at::Tensor own_gain = at::ones(kWidth).requires_grad_();
+  const auto norm = [&](const at::Tensor& x) { return at::layer_norm(x, {kWidth}, own_gain); };
+  const auto weight_gradient = [&](bool update) {
+    own_gain.data().fill_(1);
+    return gradients_of(norm, true, at::kBFloat16, [&] { own_gain.data().fill_(update ? 7 : 1); })[2];
+  };
+  EXPECT_TRUE(at::equal(weight_gradient(true), weight_gradient(false)));
+}
+
+TEST(RepeatedOutputs, SecondDerivativesAreThoseOfKeptOutputs) {
+  for (const auto& [name, run] : cheap_operations()) {
+    const auto second_derivative = [&run = run](bool repeat) {
+      at::manual_seed(5);
+      const at::Tensor x = at::randn({8, kWidth}).requires_grad_();
+      const at::Tensor weight = at::randn({kWidth, kWidth}).div_(16).requires_grad_();
+      const auto scope = scope_that_repeats(repeat);
+      const at::Tensor loss = at::linear(run(x * 2), weight).pow(2).sum();
+      const at::Tensor first = torch::autograd::grad({loss}, {x}, {}, true, /*create_graph=*/true)[0];
+      return torch::autograd::grad({first.pow(2).sum()}, {x, weight});
+    };
+    expect_equal(second_derivative(true), second_derivative(false), name);
+  }
+}
+
+TEST(RepeatedOutputs, BackwardInsideAnotherScopeRepeatsWhatForwardDid) {
+  for (const auto& [name, run] : cheap_operations()) {
+    const auto gradients = [&run = run](bool repeat) {
+      std::optional<AutocastScope> other;
+      auto result = gradients_of(run, repeat, at::kBFloat16, [&] {
+        other.emplace(at::kHalf, OpPolicy::standard(), AutocastOptions{.allow_emulated = true});
+      });
+      return result;
+    };
+    expect_equal(gradients(true), gradients(false), name);
+  }
+}
+
+TEST(RepeatedOutputs, NothingIsHeldAfterTheScope) {
+  const at::Tensor x = at::randn({kRows, kWidth}, at::kBFloat16).requires_grad_();
+  const LiveBytes bytes;
+  {
+    const auto scope = scope_that_repeats(true);
+    at::gelu(x * 2);
+  }
+  EXPECT_EQ(bytes.live(), 0);
+}
+
+TEST(RepeatedOutputs, CompressionAndCheckpointingDecideForThemselves) {
+  const auto bytes_of = [](bool repeat, const auto& open) {
+    const at::Tensor weight = at::randn({kWidth, kWidth}, at::kBFloat16).requires_grad_();
+    const at::Tensor x = at::randn({kRows, kWidth}, at::kBFloat16).requires_grad_() * 2;
+    const LiveBytes bytes;
+    const auto scope = scope_that_repeats(repeat);
+    const at::Tensor y = open([&](const at::Tensor& in) { return at::linear(at::gelu(in), weight); }, x);
+    return bytes.live();
+  };
+  const auto compressed = [](const Function& run, const at::Tensor& x) {
+    const CompressedActivations compress(Format::E4M3);
+    return run(x);
+  };
+  const auto checkpointed = [](const Function& run, const at::Tensor& x) {
+    return checkpoint_activations(run, x);
+  };
+  EXPECT_EQ(bytes_of(true, compressed), bytes_of(false, compressed));
+  EXPECT_EQ(bytes_of(true, checkpointed), bytes_of(false, checkpointed));
+}
+
+}  // namespace
+}  // namespace halfstep::testing
