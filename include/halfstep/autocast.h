@@ -22,8 +22,8 @@ struct AutocastOptions {
   /// Where an operation of the policy, such as a product, takes what GELU, SiLU, a layer norm or an RMS norm
   /// has just put out, keep that operation's input, which is kept anyway, and compute its output again in
   /// backward: one more pass over the elements, one tensor less. The bits are the same with the same number
-  /// of threads. Inside `checkpoint_activations` and `CompressedActivations`, which decide for themselves, it
-  /// does nothing.
+  /// of threads. Inside `checkpoint_activations`
+  /// it does nothing; inside `CompressedActivations` it works on the compressed input.
   bool repeat_outputs = true;
 };
 

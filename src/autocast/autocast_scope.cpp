@@ -42,12 +42,13 @@ AutocastScope::AutocastScope(c10::ScalarType low, OpPolicy policy, AutocastOptio
       outer_cpu_(c10::DeviceType::CPU, low),
       outer_cuda_(c10::DeviceType::CUDA, low),
       outer_cache_enabled_(at::autocast::is_autocast_cache_enabled()) {
+  begin_notes();
   at::autocast::increment_nesting();
   at::autocast::set_autocast_cache_enabled(false);
 }
 
 AutocastScope::~AutocastScope() {
-  forget_noted_output();
+  end_notes();
   at::autocast::set_autocast_cache_enabled(outer_cache_enabled_);
   // A bare region that was opened inside this scope may have filled the cache; the outermost region empties
   // it.

@@ -212,16 +212,13 @@ class PolicyKernel final : public c10::OperatorKernel {
 
   /// Runs on the arguments as they are, and notes how the output was made from `input`.
   void run_cheap(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack,
-                 const at::Tensor& input) const {
+                 at::Tensor input) const {  // a copy: the stack will hold the output
     if (!active_policy()->repeat_outputs) return op.redispatchBoxed(keys & keys_below_, stack);
     const Arguments given = arguments(stack);
-    OutputRecipe recipe{op,
-                        autocast_key(device_),
-                        input,
-                        given[0].toTensor().scalar_type(),
-                        {given.begin() + 1, given.end()}};
+    OutputRecipe recipe{
+        op, autocast_key(device_), given[0].toTensor().scalar_type(), {given.begin() + 1, given.end()}};
     op.redispatchBoxed(keys & keys_below_, stack);
-    note_output(std::move(recipe), stack->back().toTensor());
+    note_output(std::move(recipe), input, stack->back().toTensor());
   }
 
   void refuse_unscaled(const c10::OperatorHandle& op, const FloatingArguments& floats,

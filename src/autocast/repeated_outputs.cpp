@@ -16,11 +16,13 @@ constexpr std::string_view kCheap[] = {"gelu", "silu", "layer_norm", "rms_norm"}
 struct NotedOutput {
   c10::weak_intrusive_ptr<c10::TensorImpl> output;
   int64_t output_version;
+  at::Tensor input;
   int64_t input_version;
   std::shared_ptr<const OutputRecipe> recipe;
 };
 
 thread_local std::optional<NotedOutput> noted;
+thread_local int open_scopes = 0;
 
 /// Where a tensor lies in its storage.
 struct Place {
@@ -35,20 +37,23 @@ struct Place {
 class OutputPacker final : public SavedTensorPacker {
  public:
   OutputPacker(NotedArgument argument, at::Tensor cast)
-      : recipe_(std::move(argument.recipe)), given_(argument.given), cast_(std::move(cast)) {}
+      : recipe_(std::move(argument.recipe)),
+        input_(std::move(argument.input)),
+        given_(argument.given),
+        cast_(std::move(cast)) {}
 
   std::optional<PackedTensor> pack(const at::Tensor& tensor) override {
     if (tensor.scalar_type() != cast_.scalar_type() || !tensor.is_alias_of(cast_)) return std::nullopt;
     // The output and the cast of it are made in the same layout again, so that views lie in them at the same
     // places.
-    return PackedTensor{recipe_->input, [recipe = recipe_, given = given_, type = cast_.scalar_type(),
-                                         saved = Place(tensor)](const at::Tensor& input) {
-                          return saved.in(given.in(recipe->compute(input)).to(type));
-                        }};
+    return PackedTensor{
+        input_, [recipe = recipe_, given = given_, type = cast_.scalar_type(), saved = Place(tensor)](
+                    const at::Tensor& input) { return saved.in(given.in(recipe->compute(input)).to(type)); }};
   }
 
  private:
   std::shared_ptr<const OutputRecipe> recipe_;
+  at::Tensor input_;
   Place given_;
   at::Tensor cast_;
 };
@@ -59,17 +64,17 @@ bool is_cheap_to_repeat(std::string_view op) {
   return std::find(std::begin(kCheap), std::end(kCheap), op) != std::end(kCheap);
 }
 
-at::Tensor OutputRecipe::compute(const at::Tensor& kept_input) const {
+at::Tensor OutputRecipe::compute(const at::Tensor& input) const {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(autocast_key);
-  torch::jit::Stack stack{kept_input.to(input_type)};
+  torch::jit::Stack stack{input.to(input_type)};
   stack.insert(stack.end(), others.begin(), others.end());
   op.callBoxed(stack);
   return stack.front().toTensor();
 }
 
-void note_output(OutputRecipe recipe, const at::Tensor& output) {
-  forget_noted_output();
-  const at::Tensor& input = recipe.input;
+void note_output(OutputRecipe recipe, const at::Tensor& input, const at::Tensor& output) {
+  noted.reset();
+  if (open_scopes == 0) return;
   if (!at::GradMode::is_enabled() || !output.requires_grad() || !saved_tensors_can_be_packed()) return;
   if (output.storage_offset() != 0 || !output.is_non_overlapping_and_dense()) return;
   if (input.layout() != at::kStrided || input.is_inference() || is_parameter_or_view_of_one(input)) return;
@@ -79,24 +84,29 @@ void note_output(OutputRecipe recipe, const at::Tensor& output) {
     }
   }
   noted = NotedOutput{c10::weak_intrusive_ptr<c10::TensorImpl>(output.getIntrusivePtr()), output._version(),
-                      input._version(), std::make_shared<const OutputRecipe>(std::move(recipe))};
+                      input, input._version(), std::make_shared<const OutputRecipe>(std::move(recipe))};
 }
 
-void forget_noted_output() { noted.reset(); }
+void begin_notes() { ++open_scopes; }
+
+void end_notes() {
+  --open_scopes;
+  noted.reset();
+}
 
 std::optional<NotedArgument> noted_argument(std::span<const c10::IValue> arguments) {
   if (!noted || !at::GradMode::is_enabled()) return std::nullopt;
   const auto held = noted->output.lock();
   if (!held) return std::nullopt;
   const at::Tensor output(held);
-  if (output._version() != noted->output_version || noted->recipe->input._version() != noted->input_version) {
+  if (output._version() != noted->output_version || noted->input._version() != noted->input_version) {
     return std::nullopt;
   }
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     if (!arguments[i].isTensor()) continue;
     const at::Tensor& given = arguments[i].toTensor();
     if (given.defined() && given.scalar_type() == output.scalar_type() && given.is_alias_of(output)) {
-      return NotedArgument{i, given, noted->recipe};
+      return NotedArgument{i, given, noted->input, noted->recipe};
     }
   }
   return std::nullopt;
@@ -104,7 +114,7 @@ std::optional<NotedArgument> noted_argument(std::span<const c10::IValue> argumen
 
 RepeatedOutput::RepeatedOutput(std::optional<NotedArgument> argument,
                                std::span<const c10::IValue> cast_arguments) {
-  if (!argument || SavedTensorScope::is_open()) return;
+  if (!argument || SavedTensorScope::is_replayed()) return;
   at::Tensor cast = cast_arguments[argument->index].toTensor();
   scope_.emplace(std::make_shared<OutputPacker>(std::move(*argument), std::move(cast)), "AutocastScope");
 }

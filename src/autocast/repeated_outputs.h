@@ -19,33 +19,38 @@ namespace halfstep {
 /// own input for backward, so to compute its output again holds nothing that is not held already.
 bool is_cheap_to_repeat(std::string_view op);
 
-/// How an output was made. Of its input only what the operation itself keeps is held.
+/// How an output is made from an input. Holds no activation.
 struct OutputRecipe {
   c10::OperatorHandle op;
   c10::DispatchKey autocast_key;
-  at::Tensor input;                 // as the caller gave it
   at::ScalarType input_type;        // in which the operation ran
   std::vector<c10::IValue> others;  // arguments after the first, as the operation got them
 
-  at::Tensor compute(const at::Tensor& kept_input) const;
+  at::Tensor compute(const at::Tensor& input) const;
 };
 
 /// Notes the last such output of this thread; a later one takes its place. Nothing is noted where nothing
-/// would be kept, or where the input is a parameter, which an optimizer may change unseen.
-void note_output(OutputRecipe recipe, const at::Tensor& output);
-void forget_noted_output();
+/// would be kept, where the input is a parameter, which an optimizer may change unseen, or where no
+/// AutocastScope was opened by this thread, as in a second run within backward: nobody would end the note.
+/// `input` is as the caller gave it.
+void note_output(OutputRecipe recipe, const at::Tensor& input, const at::Tensor& output);
+
+/// Called by each AutocastScope. Ending one forgets what was noted.
+void begin_notes();
+void end_notes();
 
 /// An argument that is the noted output, or a view of it, unchanged since.
 struct NotedArgument {
   std::size_t index;
   at::Tensor given;  // before the policy cast it
+  at::Tensor input;  // of the operation that made it
   std::shared_ptr<const OutputRecipe> recipe;
 };
 
 std::optional<NotedArgument> noted_argument(std::span<const c10::IValue> arguments);
 
-/// While it lives, backward keeps the recipe's input where it would keep the argument or its cast copy. Does
-/// nothing inside another packer's scope: that one decides about whole regions, or loses digits.
+/// While it lives, backward keeps that input where it would keep the argument or its cast copy. Does
+/// nothing in a region that will be replayed.
 class RepeatedOutput {
  public:
   RepeatedOutput(std::optional<NotedArgument> argument, std::span<const c10::IValue> cast_arguments);

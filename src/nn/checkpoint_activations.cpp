@@ -122,6 +122,7 @@ class Recorder final : public SavedTensorPacker {
  public:
   explicit Recorder(std::shared_ptr<Call> call) : call_(std::move(call)) {}
   std::optional<PackedTensor> pack(const at::Tensor& tensor) override { return call_->record(tensor); }
+  bool replays() const override { return true; }
 
  private:
   std::shared_ptr<Call> call_;

@@ -133,8 +133,12 @@ std::shared_ptr<ScopeInfo> checked_scope(std::shared_ptr<SavedTensorPacker> pack
 SavedTensorScope::SavedTensorScope(std::shared_ptr<SavedTensorPacker> packer, const char* user)
     : guard_(scope_kind(), checked_scope(std::move(packer), user)) {}
 
-bool SavedTensorScope::is_open() {
-  return live_scopes.load(std::memory_order_relaxed) != 0 && innermost_scope() != nullptr;
+bool SavedTensorScope::is_replayed() {
+  if (live_scopes.load(std::memory_order_relaxed) == 0) return false;
+  for (auto scope = innermost_scope(); scope; scope = scope->outer) {
+    if (scope->packer->replays()) return true;
+  }
+  return false;
 }
 
 ExactSavedTensors::ExactSavedTensors()

@@ -32,6 +32,9 @@ class SavedTensorPacker {
   virtual ~SavedTensorPacker() = default;
   /// Nothing: keep the tensor as it is. Gradients are off during the call.
   virtual std::optional<PackedTensor> pack(const at::Tensor& tensor) = 0;
+  /// Whether it runs its scope again and matches what it is shown then with what it was shown before. What
+  /// was noted outside may then not change what is saved inside.
+  virtual bool replays() const { return false; }
 };
 
 /// Puts a packer to work on this thread until the end of the block. Scopes nest: the innermost is asked
@@ -44,8 +47,8 @@ class SavedTensorScope {
   /// Throws an Error that names `user` where the process has another engine than LibTorch's own.
   SavedTensorScope(std::shared_ptr<SavedTensorPacker> packer, const char* user);
 
-  /// Whether any is, on this thread.
-  static bool is_open();
+  /// Whether a scope of this thread has a packer that replays.
+  static bool is_replayed();
 
   SavedTensorScope(const SavedTensorScope&) = delete;
   SavedTensorScope& operator=(const SavedTensorScope&) = delete;
