@@ -57,6 +57,7 @@ struct TensorEntry {
 struct SafetensorsLimits {
   uint64_t header_bytes = uint64_t{16} << 20;
   uint64_t tensor_count = 1'000'000;
+  uint64_t metadata_count = 10'000;
   int rank = 64;
 };
 
@@ -77,7 +78,8 @@ class HALFSTEP_API SafetensorsFile {
   /// The entry of that name; an Error that offers the nearest name.
   const TensorEntry& entry(std::string_view name) const;
   bool contains(std::string_view name) const;
-  /// A tensor's bytes, valid as long as this object.
+  /// A tensor's bytes, valid as long as this object. Files from elsewhere need not align them: copy them out
+  /// before they are read as elements.
   std::span<const std::byte> bytes(const TensorEntry& entry) const;
   /// `__metadata__`.
   const std::map<std::string, std::string>& metadata() const;
@@ -95,11 +97,16 @@ struct TensorToWrite {
   std::span<const std::byte> bytes{};
 };
 
+/// The order in which `write_safetensors` lays tensors out: widest type first, so that every tensor is
+/// aligned to its own elements, then by name.
+HALFSTEP_API std::vector<TensorToWrite> in_file_order(std::vector<TensorToWrite> tensors);
+
 /// The first bytes of a file that holds these tensors in this order: length, header, padding to 8 bytes.
 HALFSTEP_API std::string safetensors_header(const std::vector<TensorToWrite>& tensors,
                                             const std::map<std::string, std::string>& metadata = {});
 
-/// Writes one file, durably and whole or not at all.
+/// Writes one file, durably and whole or not at all. The same tensors and metadata give the same bytes,
+/// whatever their order.
 HALFSTEP_API void write_safetensors(const std::filesystem::path& path,
                                     const std::vector<TensorToWrite>& tensors,
                                     const std::map<std::string, std::string>& metadata = {});
