@@ -89,6 +89,33 @@ class HALFSTEP_API SafetensorsFile {
   std::unique_ptr<State> state_;
 };
 
+/// A folder as Hugging Face keeps one: `model.safetensors.index.json` with the shards that it names, or where
+/// there is no index, `model.safetensors`.
+///
+/// Opening checks every shard, and that index and shards name the same tensors; all disagreements are told at
+/// once. Only files beside the index are opened, whatever names the index gives.
+class HALFSTEP_API SafetensorsFolder {
+ public:
+  explicit SafetensorsFolder(const std::filesystem::path& folder, const SafetensorsLimits& limits = {});
+  ~SafetensorsFolder();
+  SafetensorsFolder(SafetensorsFolder&&) noexcept;
+  SafetensorsFolder& operator=(SafetensorsFolder&&) noexcept;
+
+  /// The shards, sorted by file name.
+  const std::vector<SafetensorsFile>& files() const;
+  /// Of all tensors, sorted.
+  std::vector<std::string> names() const;
+  bool contains(std::string_view name) const;
+  /// The entry of that name, whichever shard holds it; an Error that offers the nearest name.
+  const TensorEntry& entry(std::string_view name) const;
+  /// As SafetensorsFile::bytes.
+  std::span<const std::byte> bytes(std::string_view name) const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
 /// A tensor to be written: `bytes` are its elements, little-endian, row by row.
 struct TensorToWrite {
   std::string name;
@@ -110,5 +137,15 @@ HALFSTEP_API std::string safetensors_header(const std::vector<TensorToWrite>& te
 HALFSTEP_API void write_safetensors(const std::filesystem::path& path,
                                     const std::vector<TensorToWrite>& tensors,
                                     const std::map<std::string, std::string>& metadata = {});
+
+/// Writes a folder as Hugging Face does: one `model.safetensors` where all tensors take at most
+/// `max_shard_bytes`, otherwise shards filled in the order given, and an index, written last. Weights of an
+/// earlier save under those names are replaced. Each file is whole or not there at all; the folder as one is
+/// not safe against a crash while an earlier save is being replaced.
+HALFSTEP_API void write_safetensors_folder(const std::filesystem::path& folder,
+                                           const std::vector<TensorToWrite>& tensors,
+                                           uint64_t max_shard_bytes = 5'000'000'000,
+                                           const std::map<std::string, std::string>& metadata = {
+                                               {"format", "pt"}});
 
 }  // namespace halfstep

@@ -6,11 +6,16 @@
 #include <string>
 #include <vector>
 
+#include "files/in_quotes.h"
+
 namespace halfstep::files {
 
 nlohmann::json read_json(std::string_view text, std::string_view where, const JsonLimits& limits) {
   HALFSTEP_CHECK(text.size() <= limits.bytes, where, ": ", text.size(), " bytes of JSON; at most ",
                  limits.bytes, " are read.");
+  // nlohmann 3.11 takes a NUL for the end of the text, and would leave what follows unread.
+  HALFSTEP_CHECK(text.find('\0') == std::string_view::npos, where, ": a NUL byte in JSON, at byte ",
+                 text.find('\0'), ".");
   using Event = nlohmann::json::parse_event_t;
   std::vector<std::set<std::string, std::less<>>> keys;  // of each object that is open
   const auto look = [&](int depth, Event event, nlohmann::json& value) {
@@ -25,8 +30,8 @@ nlohmann::json read_json(std::string_view text, std::string_view where, const Js
         break;
       case Event::key: {
         const auto& key = value.get_ref<const std::string&>();
-        HALFSTEP_CHECK(keys.back().insert(key).second, where, ": the key '", key,
-                       "' stands twice in one object.");
+        HALFSTEP_CHECK(keys.back().insert(key).second, where, ": the key ", in_quotes(key),
+                       " stands twice in one object.");
         break;
       }
       case Event::array_end:
@@ -38,7 +43,9 @@ nlohmann::json read_json(std::string_view text, std::string_view where, const Js
   try {
     return nlohmann::json::parse(text, look);
   } catch (const nlohmann::json::exception& fault) {
-    throw Error(detail::concat(where, ": is not valid JSON: ", fault.what()));
+    // The message repeats the token at fault, however long it is.
+    throw Error(
+        detail::concat(where, ": is not valid JSON: ", std::string_view(fault.what()).substr(0, 300)));
   }
 }
 
