@@ -15,7 +15,7 @@
 
 namespace halfstep {
 
-/// The element types of the format, by the format's own names (`to_string`).
+/// The element types of the format, by the format's own names (`to_string`), the widest last.
 enum class TensorType : uint8_t {
   BOOL,
   F4,
@@ -125,7 +125,7 @@ struct TensorToWrite {
 };
 
 /// The order in which `write_safetensors` lays tensors out: widest type first, so that every tensor is
-/// aligned to its own elements, then by name.
+/// aligned to its own elements, then by name. It is the reference's order.
 HALFSTEP_API std::vector<TensorToWrite> in_file_order(std::vector<TensorToWrite> tensors);
 
 /// The first bytes of a file that holds these tensors in this order: length, header, padding to 8 bytes.

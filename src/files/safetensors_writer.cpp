@@ -40,9 +40,9 @@ void check_tensor(const TensorToWrite& tensor, const SafetensorsLimits& limits) 
 }  // namespace
 
 std::vector<TensorToWrite> in_file_order(std::vector<TensorToWrite> tensors) {
+  // TensorType is in the order of width, and the reference sorts by it; so the bytes are the same as its own.
   std::sort(tensors.begin(), tensors.end(), [](const TensorToWrite& a, const TensorToWrite& b) {
-    const int bits_of_a = bits_of(a.type), bits_of_b = bits_of(b.type);
-    return bits_of_a != bits_of_b ? bits_of_a > bits_of_b : a.name < b.name;
+    return a.type != b.type ? a.type > b.type : a.name < b.name;
   });
   return tensors;
 }
