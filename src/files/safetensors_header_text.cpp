@@ -24,7 +24,7 @@ struct TextScan {
 /// would go unread; and it keeps the whole token it works on, and the white space behind it, several times
 /// over once it complains.
 TextScan scan(std::string_view text, std::string_view where, const SafetensorsLimits& limits) {
-  const size_t longest_string = static_cast<size_t>(limits.header_bytes / 4);
+  const size_t longest_string = static_cast<size_t>(limits.header_bytes / 8);
   constexpr size_t kLongestRun = 4096;
   TextScan found;
   size_t run = 0;
@@ -47,7 +47,7 @@ TextScan scan(std::string_view text, std::string_view where, const SafetensorsLi
                    start, ".");
     HALFSTEP_CHECK(at - start <= longest_string, where, ": a string of ", at - start,
                    " bytes in the header; at most ", longest_string,
-                   " are read, a quarter of SafetensorsLimits::header_bytes.");
+                   " are read, an eighth of SafetensorsLimits::header_bytes.");
     HALFSTEP_CHECK(text.substr(start, at - start).find('\0') == std::string_view::npos, where,
                    ": a NUL byte in the header, within the string at its byte ", start, ".");
   }
