@@ -28,15 +28,20 @@ size_t edits_between(std::string_view a, std::string_view b) {
   return row.back();
 }
 
+/// "model.norm.weight" ends in the parts "norm.weight".
+bool ends_in_parts(std::string_view name, std::string_view parts) {
+  return name.size() > parts.size() && name.ends_with(parts) && name[name.size() - parts.size() - 1] == '.';
+}
+
+std::string question(const TensorEntry& entry) { return " Did you mean " + in_quotes(entry.name) + "?"; }
+
 }  // namespace
 
 std::string did_you_mean(std::string_view wanted, const std::vector<TensorEntry>& entries) {
   if (entries.size() > kNamesCompared || wanted.size() > kLongestCompared) return "";
   // A name that ends like the other differs by a prefix ("transformer.", "model."), the commonest mistake.
   for (const TensorEntry& entry : entries)
-    if (!wanted.empty() &&
-        (entry.name.ends_with("." + std::string(wanted)) || wanted.ends_with("." + entry.name)))
-      return " Did you mean " + in_quotes(entry.name) + "?";
+    if (ends_in_parts(entry.name, wanted) || ends_in_parts(wanted, entry.name)) return question(entry);
   const TensorEntry* nearest = nullptr;
   size_t fewest = wanted.size() / 4 + 2;  // edits beyond a quarter make another name
   for (const TensorEntry& entry : entries) {
@@ -47,7 +52,7 @@ std::string did_you_mean(std::string_view wanted, const std::vector<TensorEntry>
       nearest = &entry;
     }
   }
-  return nearest ? " Did you mean " + in_quotes(nearest->name) + "?" : "";
+  return nearest ? question(*nearest) : "";
 }
 
 }  // namespace halfstep::files

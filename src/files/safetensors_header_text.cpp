@@ -6,6 +6,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "files/header_tokens.h"
 #include "files/in_quotes.h"
 #include "files/safetensors_header.h"
 #include "files/tensor_size.h"
@@ -15,44 +16,6 @@ namespace {
 
 // {"dtype":"U8","shape":[],"data_offsets":[0,1]} with a name of one letter, a colon and a comma.
 constexpr size_t kSmallestEntryBytes = 51;
-
-struct TextScan {
-  size_t object_count = 0;
-};
-
-/// What nlohmann's lexer must not be given. It takes a NUL for the end of the text, so that what follows
-/// would go unread; and it keeps the whole token it works on, and the white space behind it, several times
-/// over once it complains.
-TextScan scan(std::string_view text, std::string_view where, const SafetensorsLimits& limits) {
-  const size_t longest_string = static_cast<size_t>(limits.header_bytes / 8);
-  constexpr size_t kLongestRun = 4096;
-  TextScan found;
-  size_t run = 0;
-  for (size_t at = 0; at < text.size(); ++at) {
-    HALFSTEP_CHECK(text[at] != '\0', where, ": a NUL byte in the header, at its byte ", at, ".");
-    if (text[at] == '{') ++found.object_count;
-    if (text[at] != '"') {
-      run = std::string_view("{}[]:,").find(text[at]) == std::string_view::npos ? run + 1 : 0;
-      // Spaces that fill the header up to its length are no part of any token, and may be many.
-      if (run > kLongestRun && text.find_first_not_of(' ', at) == std::string_view::npos) break;
-      HALFSTEP_CHECK(run <= kLongestRun, where, ": a number, a word or white space of more than ",
-                     kLongestRun, " bytes in the header, at its byte ", at, ".");
-      continue;
-    }
-    run = 0;
-    const size_t start = at;
-    for (++at; at < text.size() && text[at] != '"'; ++at)
-      if (text[at] == '\\') ++at;
-    HALFSTEP_CHECK(at < text.size(), where, ": the header ends within the string that starts at its byte ",
-                   start, ".");
-    HALFSTEP_CHECK(at - start <= longest_string, where, ": a string of ", at - start,
-                   " bytes in the header; at most ", longest_string,
-                   " are read, an eighth of SafetensorsLimits::header_bytes.");
-    HALFSTEP_CHECK(text.substr(start, at - start).find('\0') == std::string_view::npos, where,
-                   ": a NUL byte in the header, within the string at its byte ", start, ".");
-  }
-  return found;
-}
 
 class HeaderEvents final : public nlohmann::json_sax<nlohmann::json> {
  public:
@@ -266,9 +229,11 @@ class HeaderEvents final : public nlohmann::json_sax<nlohmann::json> {
 
 void read_header_text(std::string_view text, std::string_view where, const SafetensorsLimits& limits,
                       SafetensorsHeader& header) {
-  const TextScan found = scan(text, where, limits);
+  // Spaces may fill a header up to its length, as many as they like.
+  text = text.substr(0, text.find_last_not_of(' ') + 1);
+  const size_t object_count = check_header_tokens(text, where, limits);
   // Room for all at once: a vector that doubles holds three times its elements while it moves.
-  header.entries.reserve(std::min(found.object_count, text.size() / kSmallestEntryBytes));
+  header.entries.reserve(std::min(object_count, text.size() / kSmallestEntryBytes));
   HeaderEvents events(where, limits, header);
   nlohmann::json::sax_parse(text, &events);
 }
