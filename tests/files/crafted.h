@@ -26,12 +26,12 @@ inline std::string entry(std::string_view name, std::string_view type, std::stri
 /// A file of one tensor 'a'.
 inline std::string one(std::string_view type, std::string_view shape, std::string_view offsets,
                        size_t data_bytes = 1) {
-  return file_of("{" + entry("a", type, shape, offsets) + "}", data_bytes);
+  return file_of(std::string("{") + entry("a", type, shape, offsets) + "}", data_bytes);
 }
 
 /// A file of one good tensor, 'a', under a name as it stands in JSON.
 inline std::string named(std::string_view name) {
-  return file_of("{" + entry(name, "U8", "[1]", "[0,1]") + "}", 1);
+  return file_of(std::string("{") + entry(name, "U8", "[1]", "[0,1]") + "}", 1);
 }
 
 inline std::string repeated(std::string_view text, size_t times) {

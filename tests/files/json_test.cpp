@@ -47,7 +47,7 @@ TEST(Json, WhatIsNotJsonIsRefused) {
 }
 
 TEST(Json, MessagesStayShort) {
-  EXPECT_LT(refusal("\"" + repeated("a", 1'000'000)).size(), 500u);
+  EXPECT_LT(refusal(std::string("\"") + repeated("a", 1'000'000)).size(), 500u);
   EXPECT_LT(refusal("{\"" + repeated("a", 100'000) + "\":1,\"" + repeated("a", 100'000) + "\":1}").size(),
             500u);
 }
@@ -55,8 +55,8 @@ TEST(Json, MessagesStayShort) {
 TEST(InQuotes, IsFitForATerminalAndShort) {
   EXPECT_EQ(in_quotes("a é"), "'a é'");
   EXPECT_EQ(in_quotes("\x1b[2J\n\x7f\0"s), "'\\x1b[2J\\x0a\\x7f\\x00'");
-  EXPECT_EQ(in_quotes(repeated("a", 81)), "'" + repeated("a", 80) + "'... (81 bytes)");
-  EXPECT_EQ(in_quotes(repeated("a", 79) + "éa"), "'" + repeated("a", 79) + "'... (82 bytes)");
+  EXPECT_EQ(in_quotes(repeated("a", 81)), std::string("'") + repeated("a", 80) + "'... (81 bytes)");
+  EXPECT_EQ(in_quotes(repeated("a", 79) + "éa"), std::string("'") + repeated("a", 79) + "'... (82 bytes)");
 }
 
 }  // namespace

@@ -27,7 +27,7 @@ Ten ten_tensors() {
   Ten ten;
   for (int i = 0; i < 10; ++i) ten.bytes.emplace_back(100, std::byte(i));
   for (int i = 0; i < 10; ++i)
-    ten.tensors.push_back({.name = "t" + std::to_string(i),
+    ten.tensors.push_back({.name = std::string("t") + std::to_string(i),
                            .type = TensorType::U8,
                            .shape = {100},
                            .bytes = ten.bytes[static_cast<size_t>(i)]});

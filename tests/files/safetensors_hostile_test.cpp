@@ -62,7 +62,9 @@ auto just(std::string bytes) {
 auto text(std::string header, size_t data_bytes = 0) { return just(file_of(header, data_bytes)); }
 
 /// Header entries, between braces.
-auto entries(std::string inner, size_t data_bytes) { return text("{" + inner + "}", data_bytes); }
+auto entries(std::string inner, size_t data_bytes) {
+  return text(std::string("{") + inner + "}", data_bytes);
+}
 
 TEST(HostileSafetensors, FilesThatAreNone) {
   std::string large(8 + kLargestHeader + 1, ' ');
@@ -182,7 +184,7 @@ TEST(HostileSafetensors, ShapesThatAreNone) {
       {"2^62 x 2^62 x 0", "overflows",
        just(one("U8", "[4611686018427387904,4611686018427387904,0]", "[0,0]", 0))},
       {"2^61 elements of 8 bytes", "overflows", just(one("F64", "[2305843009213693952]", "[0,0]", 0))},
-      {"rank 65", "rank exceeds 64", just(one("U8", "[1" + repeated(",1", 64) + "]", "[0,1]"))},
+      {"rank 65", "rank exceeds 64", just(one("U8", std::string("[1") + repeated(",1", 64) + "]", "[0,1]"))},
       {"an F4 alone", "does not fill whole bytes", just(one("F4", "[1]", "[0,1]"))},
       {"three F4", "does not fill whole bytes", just(one("F4", "[3]", "[0,2]", 2))},
       {"two F6", "does not fill whole bytes", just(one("F6_E2M3", "[2]", "[0,2]", 2))},
@@ -270,7 +272,8 @@ TEST(HostileSafetensors, HeadersThatAskForMuch) {
        [] {
          std::string header = "{";
          for (int i = 0; i < 33'000; ++i)
-           header += entry(std::to_string(i), "U8", "[0" + repeated(",0", 63) + "]", "[0,0]") + ",";
+           header +=
+               entry(std::to_string(i), "U8", std::string("[0") + repeated(",0", 63) + "]", "[0,0]") + ",";
          header.back() = '}';
          return file_of(header);
        }},

@@ -69,7 +69,7 @@ std::string short_name(int number) {
 TEST(SafetensorsMemory, NoHeaderTakesMoreThanThreeTimesItsLargestSize) {
   if (testing::kSanitized) GTEST_SKIP() << "a sanitizer's own memory hides ours";
   const auto smallest = [](int i) { return entry(short_name(i), "U8", "[0]", "[0,0]") + ","; };
-  const std::string many_dimensions = "[0" + repeated(",0", 63) + "]";
+  const std::string many_dimensions = std::string("[0") + repeated(",0", 63) + "]";
   const auto tall = [&](int i) {
     return entry(short_name(i), "U8", i < 29'000 ? many_dimensions : "[0]", "[0,0]") + ",";
   };

@@ -38,10 +38,10 @@ TEST(Safetensors, NamesAreTextAndNothingElse) {
 }
 
 TEST(Safetensors, EmptyTensorsStandBetweenOthers) {
-  const auto header =
-      header_of(file_of("{" + entry("z", "U8", "[3,0]", "[2,2]") + "," + entry("b", "I16", "[1]", "[0,2]") +
-                            "," + entry("a", "F32", "[0,4611686018427387904]", "[0,0]") + "}",
-                        2));
+  const auto header = header_of(file_of(std::string("{") + entry("z", "U8", "[3,0]", "[2,2]") + "," +
+                                            entry("b", "I16", "[1]", "[0,2]") + "," +
+                                            entry("a", "F32", "[0,4611686018427387904]", "[0,0]") + "}",
+                                        2));
   ASSERT_EQ(header.entries.size(), 3u);
   EXPECT_EQ(header.entries[0].name, "a");
   EXPECT_EQ(header.entries[1].name, "b");
@@ -66,7 +66,7 @@ TEST(Safetensors, AFileMayHoldNoTensors) {
 }
 
 TEST(Safetensors, RankSixtyFourIsRead) {
-  const auto header = header_of(testing::one("U8", "[1" + repeated(",1", 63) + "]", "[0,1]"));
+  const auto header = header_of(testing::one("U8", std::string("[1") + repeated(",1", 63) + "]", "[0,1]"));
   EXPECT_EQ(header.entries.at(0).shape.size(), 64u);
 }
 
