@@ -1,15 +1,42 @@
-// A file that appears whole, or not at all.
+// Files written so that they survive: whole, or not at all.
 #pragma once
 
 #include <cstddef>
 #include <filesystem>
 #include <span>
+#include <string_view>
 
 namespace halfstep::files {
 
+/// A new file, written from its beginning. An interrupted or short write is taken up again; every other
+/// refusal of the operating system is a FileError. What was written is durable after `sync`; its name, after
+/// sync_folder.
+class OutputFile {
+ public:
+  /// Refuses a name that exists, a link included.
+  explicit OutputFile(std::filesystem::path path);
+  ~OutputFile();
+  OutputFile(const OutputFile&) = delete;
+  OutputFile& operator=(const OutputFile&) = delete;
+
+  void write(std::span<const std::byte> bytes);
+  void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
+
+  /// Puts the bytes on the disk, once. After a failure the file is lost: Linux may have dropped the pages
+  /// that it could not write, and a second fsync would report success.
+  void sync();
+  void close();
+
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+  int file_ = -1;
+};
+
 /// Written aside, synced, and renamed into place by `commit`. Until then what stood under that name stays as
-/// it was; without `commit` nothing of the new file is left behind. Every refusal of the operating system is
-/// a FileError.
+/// it was; without `commit` nothing of the new file is left behind. Two processes that write one file each
+/// have a name aside of their own: the last to commit wins, whole.
 class DurableFile {
  public:
   explicit DurableFile(const std::filesystem::path& path);
@@ -17,18 +44,21 @@ class DurableFile {
   DurableFile(const DurableFile&) = delete;
   DurableFile& operator=(const DurableFile&) = delete;
 
-  void write(std::span<const std::byte> bytes);
+  void write(std::span<const std::byte> bytes) { file_.write(bytes); }
 
   /// Bytes, name and folder are on the disk when this returns.
   void commit();
 
  private:
   std::filesystem::path path_;
-  std::filesystem::path aside_;
-  int file_ = -1;
+  OutputFile file_;
+  bool renamed_ = false;
 };
 
 /// Makes the names in a folder durable.
 void sync_folder(const std::filesystem::path& folder);
+
+/// The folder of a path: "." for a bare name.
+std::filesystem::path folder_of(const std::filesystem::path& path);
 
 }  // namespace halfstep::files

@@ -1,0 +1,163 @@
+#include "files/checkpoint_writer.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <future>
+#include <set>
+
+#include "files/durable_file.h"
+#include "files/file_error.h"
+#include "files/step_folders.h"
+
+namespace halfstep::files {
+namespace {
+
+namespace fs = std::filesystem;
+
+fs::path opened(const fs::path& run) {
+  make_folders(run);
+  const fs::path resolved = fs::canonical(run);
+  // Before the first step, not after an hour of training.
+  if (::access(resolved.c_str(), W_OK | X_OK) != 0) throw_file_error("write into the folder", resolved);
+  return resolved;
+}
+
+// The tensors of all parts in the order of the file: wide elements first, so that each lies at a multiple of
+// its size behind a header padded to 8 bytes, for readers that map the file.
+struct Place {
+  const TensorToSave* tensor;
+  ManifestTensor* entry;
+  std::string name;
+};
+
+std::vector<Place> places_of(const CheckpointToSave& checkpoint, Manifest& manifest) {
+  std::vector<Place> places;
+  for (const PartToSave& part : checkpoint.parts)
+    manifest.parts.push_back({part.name, part.scalars, std::vector<ManifestTensor>(part.tensors.size())});
+  for (size_t p = 0; p < checkpoint.parts.size(); ++p) {
+    const PartToSave& part = checkpoint.parts[p];
+    for (size_t t = 0; t < part.tensors.size(); ++t)
+      places.push_back({&part.tensors[t], &manifest.parts[p].tensors[t],
+                        name_in_file(part.name, part.tensors[t].tensor.name)});
+  }
+  std::sort(places.begin(), places.end(), [](const Place& a, const Place& b) {
+    const int a_bits = bits_of(a.tensor->tensor.type), b_bits = bits_of(b.tensor->tensor.type);
+    return a_bits != b_bits ? a_bits > b_bits : a.name < b.name;
+  });
+  uint64_t reached = 0;
+  for (const Place& place : places) {
+    const auto& [tensor, strides] = *place.tensor;
+    const uint64_t end = reached + tensor.bytes.size();
+    *place.entry = {tensor.name, tensor.type, tensor.shape, strides, reached, end, {}};
+    reached = end;
+  }
+  manifest.file.data_bytes = reached;
+  return places;
+}
+
+void check(const CheckpointToSave& checkpoint) {
+  HALFSTEP_CHECK(checkpoint.step >= 0, "checkpoint: step ", checkpoint.step, " is negative.");
+  std::set<std::string_view> parts;
+  for (const PartToSave& part : checkpoint.parts) {
+    check_part_name(part.name, "checkpoint");
+    HALFSTEP_CHECK(parts.insert(part.name).second, "checkpoint: part '", part.name, "' stands twice.");
+  }
+}
+
+}  // namespace
+
+CheckpointWriter::CheckpointWriter(const fs::path& run, int64_t keep_last)
+    : run_(opened(run)), keep_last_(keep_last), lock_(run_) {
+  HALFSTEP_CHECK(keep_last >= 0, "checkpoints: keep_last is ", keep_last, ", expected a count; 0 keeps all.");
+  remove_leftovers(run_);
+}
+
+void CheckpointWriter::save(const CheckpointToSave& checkpoint) {
+  check(checkpoint);
+  const std::vector<int64_t> steps = checkpoint_steps(run_);
+  HALFSTEP_CHECK(steps.empty() || steps.back() < checkpoint.step, run_.string(), ": step ", checkpoint.step,
+                 " cannot be saved, for there is a checkpoint of step ", steps.back(),
+                 ", which would be taken for the latest. If this run began from an older one, call "
+                 "remove_newer_than first.");
+  remove_leftovers(run_);
+  const fs::path aside = aside_folder(run_, checkpoint.step);
+  try {
+    write_aside(checkpoint, aside);
+    give_name(aside, checkpoint.step);
+  } catch (const std::exception&) {
+    // The reason is what the caller must hear; what cannot be removed now is removed before the next save.
+    try {
+      remove_leftovers(run_);
+    } catch (const Error&) {
+    }
+    throw;
+  }
+  remove_old();
+}
+
+void CheckpointWriter::write_aside(const CheckpointToSave& checkpoint, const fs::path& aside) {
+  Manifest manifest{.step = checkpoint.step, .fingerprint = checkpoint.fingerprint, .file = {}, .parts = {}};
+  const std::vector<Place> places = places_of(checkpoint, manifest);
+  std::vector<TensorToWrite> tensors;
+  for (const Place& place : places) {
+    tensors.push_back(place.tensor->tensor);
+    tensors.back().name = place.name;
+  }
+  const std::string header = safetensors_header(tensors);
+  manifest.file.header_bytes = header.size();
+  manifest.file.header_sha256 = sha256_of(header);
+
+  // Hashing takes as long as writing; side by side they take as long as one.
+  auto hashed = std::async(std::launch::async, [&] {
+    for (const Place& place : places) place.entry->sha256 = sha256_of(place.tensor->tensor.bytes);
+  });
+  make_folder(aside);
+  OutputFile data(aside / kTensorsName);
+  data.write(header);
+  for (const TensorToWrite& tensor : tensors) data.write(tensor.bytes);
+  data.sync();
+  data.close();
+  hashed.get();
+
+  OutputFile list(aside / kManifestName);
+  list.write(to_text(manifest));
+  list.sync();
+  list.close();
+  sync_folder(aside);
+}
+
+void CheckpointWriter::give_name(const fs::path& aside, int64_t step) {
+  const fs::path name = run_ / step_name(step);
+  if (::rename(aside.c_str(), name.c_str()) != 0) throw_file_error("rename into place", name);
+  try {
+    sync_folder(run_);
+  } catch (const FileError&) {
+    // Not known to be durable, so not saved: the caller may try the same step again.
+    ::rename(name.c_str(), aside.c_str());
+    throw;
+  }
+}
+
+void CheckpointWriter::remove_old() {
+  if (keep_last_ == 0) return;
+  std::vector<int64_t> steps;
+  try {
+    steps = checkpoint_steps(run_);
+    steps.resize(steps.size() - std::min(steps.size(), static_cast<size_t>(keep_last_)));
+    remove_steps(run_, steps);
+  } catch (const FileError& error) {
+    throw FileError(
+        detail::concat("the checkpoint is saved, but an older one could not be removed: ", error.what()),
+        error.code());
+  }
+}
+
+void CheckpointWriter::remove_newer_than(int64_t step) {
+  std::vector<int64_t> steps = checkpoint_steps(run_);
+  std::erase_if(steps, [&](int64_t each) { return each <= step; });
+  remove_steps(run_, steps);
+}
+
+}  // namespace halfstep::files

@@ -1,0 +1,60 @@
+// Checkpoints written so that no crash loses one that was saved.
+#pragma once
+
+#include <filesystem>
+
+#include "files/folder_lock.h"
+#include "files/manifest.h"
+
+namespace halfstep::files {
+
+struct TensorToSave {
+  TensorToWrite tensor;            ///< its bytes row by row
+  std::vector<int64_t> strides{};  ///< how it lay in memory; empty where row by row
+};
+
+struct PartToSave {
+  std::string name;
+  std::map<std::string, Scalar> scalars{};
+  std::vector<TensorToSave> tensors{};
+};
+
+struct CheckpointToSave {
+  int64_t step = 0;
+  std::map<std::string, std::string> fingerprint{};
+  std::vector<PartToSave> parts{};
+};
+
+/// The one writer of a run's folder; step_folders.h says what lies in it.
+///
+/// A checkpoint is written aside, its manifest last; files and folder are synced; then one rename gives it
+/// its name, and the run's folder is synced. Whatever happens before that, a crash of the process or of the
+/// machine, a disk that is full: the checkpoints before it stay as they are, and of the new one nothing
+/// counts.
+class CheckpointWriter {
+ public:
+  /// Makes the folder if there is none, takes its lock, and removes what a crash left. `keep_last` = 0 keeps
+  /// all.
+  CheckpointWriter(const std::filesystem::path& run, int64_t keep_last);
+
+  /// Durable when it returns. Older checkpoints than the last `keep_last` are removed only then; an error in
+  /// that says that the new one is saved.
+  void save(const CheckpointToSave& checkpoint);
+
+  /// Removes the checkpoints after a step: a run that goes on from there makes them anew.
+  void remove_newer_than(int64_t step);
+
+  /// The run's folder, links resolved when it was opened.
+  const std::filesystem::path& run() const { return run_; }
+
+ private:
+  void write_aside(const CheckpointToSave& checkpoint, const std::filesystem::path& aside);
+  void give_name(const std::filesystem::path& aside, int64_t step);
+  void remove_old();
+
+  std::filesystem::path run_;
+  int64_t keep_last_;
+  FolderLock lock_;
+};
+
+}  // namespace halfstep::files
