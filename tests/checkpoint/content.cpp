@@ -1,0 +1,78 @@
+#include "checkpoint/content.h"
+
+#include <halfstep/error.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <random>
+
+#include "files/checkpoint_reader.h"
+
+namespace halfstep::testing {
+
+namespace fs = std::filesystem;
+
+Content::Content(ContentShape shape, int64_t step) {
+  std::mt19937_64 random(shape.seed * 1'000'003 + static_cast<uint64_t>(step));
+  files::PartToSave model{.name = "model"}, optimizer{.name = "optimizer"};
+  optimizer.scalars = {{"steps", step}, {"lr", 1.0 / static_cast<double>(step + 3)}, {"kind", "adamw"}};
+  for (int i = 0; i < shape.tensor_count; ++i) {
+    const size_t size = i == 0 ? 0 : random() % (shape.largest_bytes + 1);  // the first one is empty
+    auto& bytes = bytes_.emplace_back(size);
+    for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
+    (i % 2 == 0 ? model : optimizer)
+        .tensors.push_back({.tensor = {.name = "t" + std::to_string(i),
+                                       .type = TensorType::U8,
+                                       .shape = {static_cast<int64_t>(size)},
+                                       .bytes = bytes}});
+  }
+  checkpoint_ = {.step = step, .fingerprint = {{"halfstep", "test"}}, .parts = {model, optimizer}};
+}
+
+std::string fault_of(const fs::path& run, ContentShape shape, int64_t step) {
+  const Content expected(shape, step);
+  try {
+    const files::CheckpointReader reader(run, step);
+    const auto& parts = reader.manifest().parts;
+    if (parts.size() != expected.checkpoint().parts.size()) return "another number of parts";
+    for (size_t p = 0; p < parts.size(); ++p) {
+      const files::PartToSave& part = expected.checkpoint().parts[p];
+      if (parts[p].name != part.name || parts[p].scalars != part.scalars ||
+          parts[p].tensors.size() != part.tensors.size())
+        return "part '" + part.name + "' differs";
+      for (size_t t = 0; t < part.tensors.size(); ++t) {
+        std::vector<std::byte> bytes(parts[p].tensors[t].end - parts[p].tensors[t].begin);
+        reader.read(parts[p], parts[p].tensors[t], bytes);
+        const auto& wanted = part.tensors[t].tensor.bytes;
+        if (!std::equal(bytes.begin(), bytes.end(), wanted.begin(), wanted.end()))
+          return "tensor '" + part.tensors[t].tensor.name + "' differs";
+      }
+    }
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+std::vector<std::string> leftovers_in(const fs::path& run) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(run)) {
+    const std::string name = entry.path().filename();
+    if (!name.starts_with("step-") && name != ".lock") names.push_back(name);
+  }
+  return names;
+}
+
+ScratchFolder::ScratchFolder() {
+  std::string name = (fs::exists("/dev/shm") ? "/dev/shm" : fs::temp_directory_path().string()) +
+                     std::string("/halfstep-checkpoint-XXXXXX");
+  if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("no scratch folder: " + name);
+  path_ = name;
+}
+
+ScratchFolder::~ScratchFolder() {
+  std::error_code ignored;
+  fs::remove_all(path_, ignored);
+}
+
+}  // namespace halfstep::testing
