@@ -40,6 +40,7 @@ HEADER_ROOM = {
     "grads.h": "tensor",
     "state_dict.h": "tensor",
     "step_report.h": "tensor",
+    "tensor_file.h": "tensor",
     "scaling.h": "scaling",
     "schedule.h": "optim",
     "optim.h": "optim",

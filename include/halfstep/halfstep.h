@@ -14,8 +14,10 @@
 #include <halfstep/optim.h>
 #include <halfstep/params.h>
 #include <halfstep/precision.h>
+#include <halfstep/safetensors.h>
 #include <halfstep/scaling.h>
 #include <halfstep/schedule.h>
 #include <halfstep/state_dict.h>
 #include <halfstep/step_report.h>
 #include <halfstep/storage.h>
+#include <halfstep/tensor_file.h>
