@@ -55,8 +55,9 @@ struct MixedPrecisionOptions {
 /// dropped. A sum, not a mean: divide the loss by the number of micro-batches. One that is not finite is not
 /// added: inspect_grads names it and its parameter, and the step is skipped.
 ///
-/// Between steps it remembers masters and the loss scale: save state_dict() with the optimizer's. Between the
-/// first backward of a step and advance it also remembers the sum, which is not saved: save between steps.
+/// Between steps it remembers masters and the loss scale: save state_dict() with the optimizer's. With
+/// accumulation the sum of a step's first micro-batches is part of it, until inspect_grads closes the sum: a
+/// run saved between two micro-batches goes on with the next one. From inspect_grads to advance, do not save.
 ///
 /// One loop, one object; not thread-safe.
 class HALFSTEP_API MixedPrecision {

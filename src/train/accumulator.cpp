@@ -7,6 +7,7 @@
 #include "kernels/update.h"
 #include "tensor/dense.h"
 #include "tensor/dense_grad.h"
+#include "tensor/faults.h"
 
 namespace halfstep::train {
 
@@ -29,6 +30,15 @@ void GradAccumulator::add_micro_batch(const std::vector<Param>& params, double l
   ++micro_batches_;
 }
 
+void GradAccumulator::make_sum(Sum& sum, const at::Tensor& working) const {
+  if (sum.values.defined()) return;
+  const MemoryClassScope memory(MemoryClass::Gradient);
+  const auto options = working.options().requires_grad(false);
+  const bool kahan = kind_ == Accumulation::Bf16Kahan;
+  sum.values = at::empty_like(working, options.dtype(kahan ? at::kBFloat16 : at::kFloat));
+  if (kahan) sum.compensation = at::empty_like(working, options.dtype(at::kBFloat16));
+}
+
 void GradAccumulator::add(const std::vector<Param>& params) {
   const MemoryClassScope memory(MemoryClass::Gradient);
   sums_.resize(params.size());
@@ -39,11 +49,7 @@ void GradAccumulator::add(const std::vector<Param>& params) {
     if (!working.grad().defined()) continue;
     grads[i] = grad_laid_out_as(working, working.grad());
     counts[i] = working.numel();
-    if (sums_[i].values.defined()) continue;
-    const auto options = working.options().requires_grad(false);
-    const bool kahan = kind_ == Accumulation::Bf16Kahan;
-    sums_[i].values = at::empty_like(working, options.dtype(kahan ? at::kBFloat16 : at::kFloat));
-    if (kahan) sums_[i].compensation = at::empty_like(working, options.dtype(at::kBFloat16));
+    make_sum(sums_[i], working);
   }
 
   const auto chunks = chunks_of(counts);
@@ -82,6 +88,52 @@ void GradAccumulator::begin_step() {
   bad_micro_batch_ = -1;
   bad_parameter_.clear();
   closed_ = false;
+}
+
+StateDict GradAccumulator::saved_form(const std::vector<Param>& params) const {
+  StateDict saved;
+  if (micro_batches_ == 0 || closed_) return saved;
+  saved.set("micro_batches", micro_batches_);
+  saved.set("bad_micro_batch", bad_micro_batch_);
+  saved.set("bad_parameter", bad_parameter_);
+  for (std::size_t i = 0; i < sums_.size(); ++i) {
+    if (!sums_[i].begun) continue;
+    saved.set("sum." + params[i].name, sums_[i].values.clone());
+    if (sums_[i].compensation.defined())
+      saved.set("compensation." + params[i].name, sums_[i].compensation.clone());
+  }
+  return saved;
+}
+
+void GradAccumulator::load(const StateDict& saved, const std::vector<Param>& params) {
+  GradAccumulator loaded(kind_);
+  if (saved.size() > 0) {
+    loaded.micro_batches_ = saved.integer("micro_batches");
+    loaded.bad_micro_batch_ = saved.integer("bad_micro_batch");
+    loaded.bad_parameter_ = saved.text("bad_parameter");
+    loaded.sums_.resize(params.size());
+    Faults faults;
+    faults.expect(loaded.micro_batches_ > 0, "'micro_batches' is ", loaded.micro_batches_,
+                  ", expected a count");
+    for (std::size_t i = 0; i < params.size(); ++i) {
+      if (!saved.contains("sum." + params[i].name)) continue;
+      Sum& sum = loaded.sums_[i];
+      loaded.make_sum(sum, params[i].working);
+      sum.begun = true;
+      const auto take = [&](const std::string& name, at::Tensor& into) {
+        faults.expect_like(name, saved.tensor(name), into);
+        if (saved.tensor(name).sizes() == into.sizes()) into.copy_(saved.tensor(name));
+      };
+      take("sum." + params[i].name, sum.values);
+      if (sum.compensation.defined()) take("compensation." + params[i].name, sum.compensation);
+    }
+    faults.throw_if_any("MixedPrecision, sum of micro-batches");
+    // What names are left over belong to no parameter, or to another kind of accumulation.
+    std::vector<std::string> names;
+    for (const auto& [name, value] : loaded.saved_form(params)) names.push_back(name);
+    saved.expect_exactly("MixedPrecision, sum of micro-batches", {names.begin(), names.end()});
+  }
+  *this = std::move(loaded);
 }
 
 }  // namespace halfstep::train

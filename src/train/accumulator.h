@@ -26,6 +26,11 @@ class GradAccumulator {
   /// The next micro-batch starts a new sum.
   void begin_step();
 
+  /// The sum so far; empty between steps, and once the sum is closed.
+  StateDict saved_form(const std::vector<Param>& params) const;
+  /// Goes on from a saved sum, or throws an Error that lists all that does not fit and changes nothing.
+  void load(const StateDict& saved, const std::vector<Param>& params);
+
  private:
   struct Sum {
     at::Tensor values;        // FP32, or BF16
@@ -34,6 +39,7 @@ class GradAccumulator {
   };
 
   void add(const std::vector<Param>& params);
+  void make_sum(Sum& sum, const at::Tensor& working) const;
 
   Accumulation kind_;
   std::vector<Sum> sums_;  // one for each parameter, made when it first has a gradient

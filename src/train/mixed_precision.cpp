@@ -37,6 +37,15 @@ std::vector<Param> take_in(const Precision& precision, torch::nn::Module& model)
 }
 
 const std::string kLossScalePrefix = "loss_scale.";
+const std::string kAccumulationPrefix = "accumulation.";
+
+/// The values under a prefix, by the rest of their names.
+StateDict under(const StateDict& saved, const std::string& prefix) {
+  StateDict found;
+  for (const auto& [name, value] : saved)
+    if (name.starts_with(prefix)) found.set(name.substr(prefix.size()), value);
+  return found;
+}
 
 }  // namespace
 
@@ -145,14 +154,22 @@ StateDict MixedPrecision::state_dict() const {
   });
   for (const auto& [name, value] : scaling::saved_form(impl_->scaler))
     saved.set(kLossScalePrefix + name, value);
+  if (impl_->accumulator)
+    for (const auto& [name, value] : impl_->accumulator->saved_form(impl_->params))
+      saved.set(kAccumulationPrefix + name, value);
   return saved;
 }
 
 void MixedPrecision::load_state_dict(const StateDict& saved) {
   const at::NoGradGuard no_grad;
   const StateDict present = state_dict();
+  // The sum of micro-batches is there or not, as the step was begun or not; the accumulator looks at its
+  // names.
   std::vector<std::string_view> names;
-  for (const auto& [name, value] : present) names.push_back(name);
+  for (const auto& [name, value] : present)
+    if (!name.starts_with(kAccumulationPrefix)) names.push_back(name);
+  for (const auto& [name, value] : saved)
+    if (impl_->accumulator && name.starts_with(kAccumulationPrefix)) names.push_back(name);
   saved.expect_exactly("MixedPrecision", names);
 
   Faults faults;
@@ -163,14 +180,11 @@ void MixedPrecision::load_state_dict(const StateDict& saved) {
     faults.expect_like(name, saved.tensor(name), tensor);
   });
   faults.throw_if_any("MixedPrecision");
-  StateDict loss_scale;
-  for (const auto& [name, value] : saved)
-    if (name.starts_with(kLossScalePrefix)) loss_scale.set(name.substr(kLossScalePrefix.size()), value);
-
-  impl_->scaler = scaling::loaded_from(loss_scale);
+  const scaling::ScalerState scaler = scaling::loaded_from(under(saved, kLossScalePrefix));
+  if (impl_->accumulator) impl_->accumulator->load(under(saved, kAccumulationPrefix), impl_->params);
+  impl_->scaler = scaler;
   for_each_weight(impl_->params,
                   [&](const std::string& name, at::Tensor tensor) { tensor.copy_(saved.tensor(name)); });
-  if (impl_->accumulator) impl_->accumulator->begin_step();
 }
 
 }  // namespace halfstep
