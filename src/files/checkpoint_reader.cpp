@@ -71,6 +71,12 @@ void CheckpointReader::read(const ManifestPart& part, const ManifestTensor& tens
     rest = rest.subspan(piece.size());
   }
   HALFSTEP_CHECK(hash.finish() == tensor.sha256, fault_of(tensors_.path(), part, tensor));
+  // A bool of another value is undefined behaviour for whoever reads it as one.
+  HALFSTEP_CHECK(
+      tensor.type != TensorType::BOOL ||
+          std::all_of(into.begin(), into.end(), [](std::byte byte) { return byte <= std::byte{1}; }),
+      tensors_.path().string(), ": tensor ", in_quotes(tensor.name),
+      " of type BOOL has an element that is neither 0 nor 1.");
 }
 
 std::vector<std::string> CheckpointReader::faults() const {

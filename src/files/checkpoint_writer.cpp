@@ -1,5 +1,6 @@
 #include "files/checkpoint_writer.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,7 +21,8 @@ fs::path opened(const fs::path& run) {
   make_folders(run);
   const fs::path resolved = fs::canonical(run);
   // Before the first step, not after an hour of training.
-  if (::access(resolved.c_str(), W_OK | X_OK) != 0) throw_file_error("write into the folder", resolved);
+  if (::faccessat(AT_FDCWD, resolved.c_str(), W_OK | X_OK, AT_EACCESS) != 0)
+    throw_file_error("write into the folder", resolved);
   return resolved;
 }
 

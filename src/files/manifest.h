@@ -59,6 +59,9 @@ struct Manifest {
 /// JSON whose last member is the SHA-256 of all that stands before it.
 std::string to_text(const Manifest& manifest);
 
+/// A body with its SHA-256 behind it. `body` is a JSON object without its closing brace.
+std::string sealed(std::string_view body);
+
 /// Reads such a text. An Error that begins with `where` for one that is changed in any bit, of a future
 /// format, or whose tensors do not tile the file's bytes exactly once each.
 Manifest parse_manifest(std::string_view text, std::string_view where);
