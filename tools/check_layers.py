@@ -44,6 +44,7 @@ HEADER_ROOM = {
     "scaling.h": "scaling",
     "schedule.h": "optim",
     "optim.h": "optim",
+    "checkpoint.h": "checkpoint",
     "op_policy.h": "precision",
     "precision.h": "precision",
     "autocast.h": "autocast",

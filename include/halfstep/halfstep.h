@@ -3,6 +3,7 @@
 
 #include <halfstep/activations.h>
 #include <halfstep/autocast.h>
+#include <halfstep/checkpoint.h>
 #include <halfstep/config.h>
 #include <halfstep/error.h>
 #include <halfstep/formats.h>

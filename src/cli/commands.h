@@ -7,6 +7,7 @@
 namespace halfstep::cli {
 
 CLI::Option* add_version_flag(CLI::App& program);
+void add_checkpoint(CLI::App& program);
 void add_env(CLI::App& program);
 void add_explain(CLI::App& program);
 

@@ -14,6 +14,7 @@ constexpr int kUsage = 2;
 int run(int argc, char** argv) {
   CLI::App program("Mixed-precision training for LibTorch.", "halfstep");
   CLI::Option* const version = halfstep::cli::add_version_flag(program);
+  halfstep::cli::add_checkpoint(program);
   halfstep::cli::add_env(program);
   halfstep::cli::add_explain(program);
   for (CLI::App* command : program.get_subcommands({})) command->excludes(version);

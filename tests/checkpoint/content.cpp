@@ -1,9 +1,8 @@
 #include "checkpoint/content.h"
 
 #include <halfstep/error.h>
-#include <unistd.h>
 
-#include <cstdlib>
+#include <algorithm>
 #include <random>
 
 #include "files/checkpoint_reader.h"
@@ -52,27 +51,6 @@ std::string fault_of(const fs::path& run, ContentShape shape, int64_t step) {
     return error.what();
   }
   return "";
-}
-
-std::vector<std::string> leftovers_in(const fs::path& run) {
-  std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(run)) {
-    const std::string name = entry.path().filename();
-    if (!name.starts_with("step-") && name != ".lock") names.push_back(name);
-  }
-  return names;
-}
-
-ScratchFolder::ScratchFolder() {
-  std::string name = (fs::exists("/dev/shm") ? "/dev/shm" : fs::temp_directory_path().string()) +
-                     std::string("/halfstep-checkpoint-XXXXXX");
-  if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("no scratch folder: " + name);
-  path_ = name;
-}
-
-ScratchFolder::~ScratchFolder() {
-  std::error_code ignored;
-  fs::remove_all(path_, ignored);
 }
 
 }  // namespace halfstep::testing

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/scratch_folder.h"
 #include "files/checkpoint_writer.h"
 
 namespace halfstep::testing {
@@ -31,21 +32,5 @@ class Content {
 /// What is wrong with the saved checkpoint of a step: damage, or a content that is not Content(shape, step);
 /// "" if nothing is.
 std::string fault_of(const std::filesystem::path& run, ContentShape shape, int64_t step);
-
-/// Names in a run's folder that are neither checkpoints nor the lock.
-std::vector<std::string> leftovers_in(const std::filesystem::path& run);
-
-/// A folder of its own, in memory, removed with all that is in it.
-class ScratchFolder {
- public:
-  ScratchFolder();
-  ~ScratchFolder();
-  ScratchFolder(const ScratchFolder&) = delete;
-  ScratchFolder& operator=(const ScratchFolder&) = delete;
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
 
 }  // namespace halfstep::testing

@@ -85,8 +85,10 @@ void DiskModel::apply(const Event& event) {
 
 std::vector<std::byte> DiskModel::bytes_left(const Node& file, Survivors survivors,
                                              std::mt19937_64& random) const {
-  if (survivors == Survivors::None || file.now == file.synced) return file.synced;
-  if (survivors == Survivors::All || survivors == Survivors::Bytes) return file.now;
+  if (survivors == Survivors::None || survivors == Survivors::Outer || file.now == file.synced)
+    return file.synced;
+  if (survivors == Survivors::All || survivors == Survivors::Bytes || survivors == Survivors::Inner)
+    return file.now;
   std::vector<std::byte> left = file.synced;
   left.resize(file.now.size());
   if (survivors == Survivors::Names) return left;
@@ -103,7 +105,27 @@ std::vector<std::byte> DiskModel::bytes_left(const Node& file, Survivors survivo
   return left;
 }
 
-void DiskModel::write_out(Id id, Survivors survivors, std::mt19937_64& random, const fs::path& into) const {
+bool DiskModel::survives(Survivors survivors, int depth, std::mt19937_64& random) {
+  constexpr int kRunDepth = 1;  // the root holds the run's folder
+  switch (survivors) {
+    case Survivors::None:
+    case Survivors::Bytes:
+      return false;
+    case Survivors::All:
+    case Survivors::Names:
+      return true;
+    case Survivors::Inner:
+      return depth > kRunDepth;
+    case Survivors::Outer:
+      return depth <= kRunDepth;
+    case Survivors::Some:
+      return random() % 2 == 0;
+  }
+  return false;
+}
+
+void DiskModel::write_out(Id id, Survivors survivors, std::mt19937_64& random, int depth,
+                          const fs::path& into) const {
   const Node& node = nodes_[id];
   if (!node.folder) {
     const std::vector<std::byte> bytes = bytes_left(node, survivors, random);
@@ -113,17 +135,14 @@ void DiskModel::write_out(Id id, Survivors survivors, std::mt19937_64& random, c
   }
   fs::create_directories(into);
   Names names = node.synced_names;
-  for (const NameChange& change : node.unsynced) {
-    const bool kept = survivors == Survivors::All || survivors == Survivors::Names ||
-                      (survivors == Survivors::Some && random() % 2 == 0);
-    if (kept) apply_to(names, change);
-  }
-  for (const auto& [name, child] : names) write_out(child, survivors, random, into / name);
+  for (const NameChange& change : node.unsynced)
+    if (survives(survivors, depth, random)) apply_to(names, change);
+  for (const auto& [name, child] : names) write_out(child, survivors, random, depth + 1, into / name);
 }
 
 void DiskModel::lose_power(Survivors survivors, uint64_t seed, const fs::path& into) const {
   std::mt19937_64 random(seed);
-  write_out(0, survivors, random, into);
+  write_out(0, survivors, random, 0, into);
 }
 
 }  // namespace halfstep::testing

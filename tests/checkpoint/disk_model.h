@@ -19,6 +19,8 @@ enum class Survivors {
   All,    ///< everything, as after a kill
   Names,  ///< every name, none of the unsynced bytes: files of zeros at their full length
   Bytes,  ///< all bytes, none of the unsynced names
+  Inner,  ///< all bytes and the names in folders of folders, not those in the run's folder itself
+  Outer,  ///< all names in the run's folder, nothing within its folders
   Some,   ///< each name, each page of 4 KiB and each length as a coin falls
 };
 
@@ -51,8 +53,9 @@ class DiskModel {
   std::pair<Node*, std::string> parent_of(const std::string& path);
   void add(const std::string& path, bool folder);
   void change(Node& folder, NameChange change);
+  static bool survives(Survivors survivors, int depth, std::mt19937_64& random);
   static void apply_to(Names& names, const NameChange& change);
-  void write_out(Id id, Survivors survivors, std::mt19937_64& random,
+  void write_out(Id id, Survivors survivors, std::mt19937_64& random, int depth,
                  const std::filesystem::path& into) const;
   std::vector<std::byte> bytes_left(const Node& file, Survivors survivors, std::mt19937_64& random) const;
 

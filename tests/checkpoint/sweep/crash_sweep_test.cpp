@@ -18,7 +18,7 @@ TEST(CrashSweep, ALossOfPowerAtAnyMomentLeavesThePreviousOrTheNewCheckpoint) {
 }
 
 TEST(CrashSweep, ALossOfPowerWhileACrashIsTidiedUpLosesNothing) {
-  expect_no_faults(sweep_kill_then_power(scenario(1), 7), 200);
+  expect_no_faults(sweep_kill_then_power(scenario(1), 50), 200);
 }
 
 TEST(CrashSweep, AnyErrorAtAnyCallIsTypedAndThePreviousCheckpointWhole) {

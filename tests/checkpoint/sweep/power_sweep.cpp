@@ -37,7 +37,8 @@ std::string fault_of_loss(const Scenario& scenario, const DiskModel& disk, int64
 /// Every state in which events [0, count) may leave the disk.
 void add_losses(const Scenario& scenario, const DiskModel& disk, int64_t saved, int random_choices,
                 const std::string& where, SweepResult& result) {
-  for (const Survivors survivors : {Survivors::None, Survivors::All, Survivors::Names, Survivors::Bytes})
+  for (const Survivors survivors : {Survivors::None, Survivors::All, Survivors::Names, Survivors::Bytes,
+                                    Survivors::Inner, Survivors::Outer})
     result.add(where + ", survivors " + std::to_string(static_cast<int>(survivors)),
                fault_of_loss(scenario, disk, saved, survivors, 0));
   for (int choice = 0; choice < random_choices; ++choice)
@@ -92,10 +93,13 @@ SweepResult sweep_kill_then_power(const Scenario& scenario, int64_t stride) {
       if (saved < Scenario::kNew && !fs::exists(run / files::step_name(Scenario::kNew)))
         save(scenario, writer, Scenario::kNew);
     });
+    bool second_is_opening = true;  // until the save makes its folder
     for (size_t i = 0; i < second.size(); ++i) {
       later.apply(second[i]);
       if (second[i].kind == Event::Kind::Saved) saved_later = static_cast<int64_t>(second[i].offset);
-      if (++pair % stride != 0) continue;
+      const bool tidying = second_is_opening && second[i].kind != Event::Kind::Mkdir;
+      second_is_opening = tidying;
+      if (!tidying && ++pair % stride != 0) continue;
       add_losses(
           scenario, later, saved_later, 2,
           "killed after change " + std::to_string(killed) + ", power lost after change " + std::to_string(i),

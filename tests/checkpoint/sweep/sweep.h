@@ -48,11 +48,11 @@ SweepResult sweep_kills(const Scenario& scenario, const shim::Plan& sabotage = {
 /// Every errno at every call.
 SweepResult sweep_errors(const Scenario& scenario);
 
-/// Loss of power after every change, with `random_choices` of what survives beside the four plain ones.
+/// Loss of power after every change, with `random_choices` of what survives beside the six plain ones.
 SweepResult sweep_power(const Scenario& scenario, int random_choices, const shim::Plan& sabotage = {});
 
-/// A kill at each change of a save, then the folder opened again and a save, and a loss of power within that;
-/// every `stride`-th of the pairs.
+/// A kill at each change of a save, then the folder opened again and a save, and a loss of power within that:
+/// at every change while what the kill left is tidied up, and at every `stride`-th one later.
 SweepResult sweep_kill_then_power(const Scenario& scenario, int64_t stride);
 
 /// Every `stride`-th bit flipped, in both files, and every `stride`-th length that is too short.

@@ -1,0 +1,158 @@
+// The whole state of a training run, saved so that no crash loses a checkpoint that was saved.
+#pragma once
+
+#include <halfstep/config.h>
+#include <halfstep/safetensors.h>
+#include <halfstep/state_dict.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace halfstep {
+
+/// What a run needs to go on, by parts: "model", "optimizer", "precision", "random", "data", as you name
+/// them. A part is any StateDict. Its name has no '/'.
+struct Checkpoint {
+  int64_t step = 0;
+  std::map<std::string, StateDict> parts{};
+  /// Of the machine and libraries that wrote it: empty before it is saved. See fingerprint_changes.
+  std::map<std::string, std::string> fingerprint{};
+
+  /// The part of that name; an Error that lists those there are.
+  HALFSTEP_API const StateDict& part(std::string_view name) const;
+};
+
+struct CheckpointOptions {
+  int64_t keep_last = 3;  ///< older ones are removed when a new one is durable; 0 keeps all
+};
+
+struct SaveReport {
+  int64_t step = 0;
+  uint64_t tensor_bytes = 0;
+  /// How long the call waited for the write before it to end. A run that waits saves more often than its disk
+  /// can write.
+  double waited_seconds = 0;
+};
+
+/// The folder of one run, and its one writer: a lock keeps a second process out.
+///
+///     halfstep::CheckpointFolder checkpoints("run1", {.keep_last = 3});
+///     checkpoints.save_async({.step = step,
+///                             .parts = {{"precision", mp.state_dict()},
+///                                       {"optimizer", optimizer.state_dict()},
+///                                       {"random", halfstep::random_state()}}});
+///
+/// A checkpoint is a folder, `step-000000123`, with a safetensors file and a manifest that has a SHA-256 of
+/// every tensor. It is written aside, synced and renamed: whatever ends the process or the machine, the
+/// checkpoints that were saved are there and whole. docs/checkpoints.md says what was tested.
+///
+/// What the disk refuses is a FileError, and leaves the checkpoints before as they were.
+///
+/// Not thread-safe. The destructor waits for a write that is under way; an error of that write is lost with
+/// it, so call `wait` last.
+class HALFSTEP_API CheckpointFolder {
+ public:
+  /// Makes the folder, or opens it and removes what a crash left half written.
+  explicit CheckpointFolder(const std::filesystem::path& folder, CheckpointOptions options = {});
+  ~CheckpointFolder();
+  CheckpointFolder(CheckpointFolder&&) noexcept;
+  CheckpointFolder& operator=(CheckpointFolder&&) noexcept;
+
+  /// Durable when it returns. An Error for a step that is not after the last one that was saved.
+  SaveReport save(const Checkpoint& checkpoint);
+
+  /// Copies the tensors and returns; they are written by a thread of its own. A checkpoint that is handed
+  /// over whole (a temporary, or std::move) is not copied again where nobody else holds its tensors, as with
+  /// what state_dict() returns. One at a time: while a write is under way a second call waits. Throws what
+  /// went wrong with the one before, which then is not saved, and does not begin this one.
+  SaveReport save_async(Checkpoint checkpoint);
+
+  /// Until nothing is being written. Throws what went wrong, once.
+  void wait();
+
+  /// Steps with a checkpoint, in rising order. One that is being written is not among them.
+  std::vector<int64_t> steps() const;
+
+  /// Every tensor with the type, shape and strides that it was saved with; an Error if any bit of the
+  /// checkpoint has changed.
+  Checkpoint load(int64_t step) const;
+
+  /// The latest; nothing if there is none. One that is damaged is an Error that names the one before it:
+  /// going on from an older step is for you to decide.
+  std::optional<Checkpoint> load_latest() const;
+
+  /// Removes the checkpoints after a step. For a run that goes on from an older one.
+  void remove_newer_than(int64_t step);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Reading without being the writer: no lock is taken and nothing changed.
+HALFSTEP_API std::vector<int64_t> checkpoint_steps(const std::filesystem::path& folder);
+HALFSTEP_API Checkpoint load_checkpoint(const std::filesystem::path& folder, int64_t step);
+
+/// What is in a checkpoint, from its manifest alone.
+struct CheckpointSummary {
+  struct Tensor {
+    std::string name;
+    TensorType type{};
+    std::vector<int64_t> shape{};
+    uint64_t bytes = 0;
+    std::string sha256{};
+  };
+  struct Part {
+    std::string name;
+    std::map<std::string, std::string> values{};  ///< numbers and texts, as text
+    std::vector<Tensor> tensors{};
+    uint64_t bytes = 0;  ///< of all its tensors
+  };
+  int64_t step = 0;
+  std::map<std::string, std::string> fingerprint{};
+  std::vector<Part> parts{};
+  uint64_t file_bytes = 0;  ///< of the safetensors file
+};
+HALFSTEP_API CheckpointSummary summarize_checkpoint(const std::filesystem::path& folder, int64_t step);
+
+/// All that is wrong with a checkpoint, each in a sentence; nothing if every byte is as it was saved.
+HALFSTEP_API std::vector<std::string> verify_checkpoint(const std::filesystem::path& folder, int64_t step);
+
+/// Writes the tensors of one part into a safetensors file of their own.
+HALFSTEP_API void export_part(const std::filesystem::path& folder, int64_t step, std::string_view part,
+                              const std::filesystem::path& to);
+
+/// The machine and libraries of this process: versions, instruction sets, threads.
+HALFSTEP_API std::map<std::string, std::string> fingerprint();
+
+/// What differs here from where a checkpoint was saved, each in a sentence. A run that goes on in spite of it
+/// is right, but need not have the bits of the uninterrupted one.
+HALFSTEP_API std::vector<std::string> fingerprint_changes(const Checkpoint& checkpoint);
+
+/// LibTorch's default random generators: the CPU's, and of every CUDA device that there is.
+HALFSTEP_API StateDict random_state();
+HALFSTEP_API void load_random_state(const StateDict& saved);
+
+/// Parameters and buffers of a module, by name, copied. A parameter that it has under two names is saved
+/// under both, with equal bits: whoever reads the file finds each name.
+HALFSTEP_API StateDict module_state(const torch::nn::Module& module);
+
+/// Writes a saved state into a module's own tensors, or throws an Error that lists all that does not fit and
+/// changes nothing. Two names of one tensor must have equal bits.
+HALFSTEP_API void load_module_state(torch::nn::Module& module, const StateDict& saved);
+
+/// Throws an Error that lists every name that is missing or unknown, and every value whose kind, type or
+/// shape is not that of `live`. `whose` begins the message.
+HALFSTEP_API void expect_like(std::string_view whose, const StateDict& saved, const StateDict& live);
+
+}  // namespace halfstep

@@ -1,0 +1,177 @@
+// `halfstep checkpoint`: what is in a run's checkpoints, whether it is whole, and its weights in a plain
+// file.
+#include <halfstep/checkpoint.h>
+#include <halfstep/error.h>
+#include <halfstep/params.h>
+#include <halfstep/tensor_file.h>
+
+#include <iomanip>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+
+namespace halfstep::cli {
+namespace {
+
+using nlohmann::ordered_json;
+
+struct Request {
+  std::string folder;
+  int64_t step = -1;  // the latest
+  std::string part = "model";
+  bool full_precision = false;
+  std::string output;
+  bool json = false;
+};
+
+std::vector<int64_t> steps_in(const Request& request) {
+  std::vector<int64_t> steps = checkpoint_steps(request.folder);
+  HALFSTEP_CHECK(!steps.empty(), request.folder,
+                 ": no checkpoints. Give the folder of a run, which holds folders like step-000000100.");
+  return steps;
+}
+
+int64_t step_of(const Request& request) {
+  return request.step >= 0 ? request.step : steps_in(request).back();
+}
+
+ordered_json json_of(const CheckpointSummary& summary) {
+  ordered_json parts = ordered_json::object();
+  for (const auto& part : summary.parts) {
+    ordered_json tensors = ordered_json::object();
+    for (const auto& tensor : part.tensors)
+      tensors[tensor.name] = {{"type", to_string(tensor.type)},
+                              {"shape", tensor.shape},
+                              {"bytes", tensor.bytes},
+                              {"sha256", tensor.sha256}};
+    parts[part.name] = {{"bytes", part.bytes}, {"values", part.values}, {"tensors", tensors}};
+  }
+  return {{"step", summary.step},
+          {"bytes", summary.file_bytes},
+          {"parts", parts},
+          {"fingerprint", summary.fingerprint}};
+}
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  std::string text = "[";
+  for (const int64_t size : shape) text += (text.size() > 1 ? ", " : "") + std::to_string(size);
+  return text + "]";
+}
+
+void print_plain(const CheckpointSummary& summary) {
+  std::cout << "Step " << summary.step << ", " << summary.file_bytes << " bytes\n";
+  for (const auto& part : summary.parts) {
+    std::cout << "\n" << part.name << ": " << part.tensors.size() << " tensors, " << part.bytes << " bytes\n";
+    for (const auto& [name, value] : part.values) std::cout << "  " << name << " = " << value << "\n";
+    for (const auto& tensor : part.tensors)
+      std::cout << "  " << tensor.name << "  " << to_string(tensor.type) << " " << shape_text(tensor.shape)
+                << "\n";
+  }
+  std::cout << "\nWritten with\n";
+  for (const auto& [name, value] : summary.fingerprint) std::cout << "  " << name << ": " << value << "\n";
+}
+
+void inspect(const Request& request) {
+  const CheckpointSummary summary = summarize_checkpoint(request.folder, step_of(request));
+  if (!request.json) return print_plain(summary);
+  ordered_json answer = json_of(summary);
+  answer["steps"] = steps_in(request);
+  std::cout << answer.dump(2) << "\n";
+}
+
+// Every checkpoint of the run, or the one that was asked for; exit code 1 by the error that ends it.
+void verify(const Request& request) {
+  const std::vector<int64_t> steps =
+      request.step >= 0 ? std::vector<int64_t>{request.step} : steps_in(request);
+  ordered_json answer = ordered_json::object();
+  size_t damaged = 0;
+  for (const int64_t step : steps) {
+    const std::vector<std::string> faults = verify_checkpoint(request.folder, step);
+    damaged += faults.empty() ? 0 : 1;
+    answer[std::to_string(step)] = faults;
+    if (request.json) continue;
+    std::cout << "step " << step << ": " << (faults.empty() ? "whole" : "DAMAGED") << "\n";
+    for (const std::string& fault : faults) std::cout << "  " << fault << "\n";
+  }
+  if (request.json) std::cout << answer.dump(2) << "\n";
+  std::cout.flush();
+  HALFSTEP_CHECK(damaged == 0, request.folder, ": ", damaged, " of ", steps.size(), " checkpoints damaged.");
+}
+
+WeightStorage storage_named(const std::string& name) {
+  for (const auto storage : {WeightStorage::Fp32, WeightStorage::Fp32Master, WeightStorage::SplitMaster,
+                             WeightStorage::Kahan, WeightStorage::Stochastic, WeightStorage::Nearest})
+    if (to_string(storage) == name) return storage;
+  throw Error("no way of keeping weights is called '" + name + "'");
+}
+
+// What MixedPrecision saves: each weight's working copy, and what is kept beside it.
+NamedTensors full_precision_weights(const StateDict& saved, const std::string& part) {
+  constexpr std::string_view kWorking = "working.";
+  HALFSTEP_CHECK(saved.contains("weights"), "part '", part,
+                 "' is not what MixedPrecision saves: it has no working and master copies to put together.");
+  const WeightStorage storage = storage_named(saved.text("weights"));
+  NamedTensors tensors;
+  for (const auto& [name, value] : saved) {
+    if (!name.starts_with(kWorking)) continue;
+    Param param{.name = name.substr(kWorking.size()), .working = saved.tensor(name), .storage = storage};
+    const std::string master = "master." + param.name;
+    if (saved.contains(master)) param.master = saved.tensor(master);
+    tensors.emplace_back(param.name, full_precision(param));
+  }
+  return tensors;
+}
+
+void export_tensors(const Request& request) {
+  const int64_t step = step_of(request);
+  if (request.full_precision) {
+    const Checkpoint checkpoint = load_checkpoint(request.folder, step);
+    write_tensors(request.output, full_precision_weights(checkpoint.part(request.part), request.part),
+                  {{"format", "pt"}});
+  } else {
+    export_part(request.folder, step, request.part, request.output);
+  }
+  const SafetensorsFile written(request.output);
+  if (request.json)
+    std::cout << ordered_json{{"step", step}, {"file", request.output}, {"tensors", written.entries().size()}}
+                     .dump(2)
+              << "\n";
+  else
+    std::cout << request.output << ": " << written.entries().size() << " tensors of step " << step << "\n";
+}
+
+CLI::App* add_action(CLI::App& parent, const std::shared_ptr<Request>& request, const std::string& name,
+                     const std::string& about) {
+  CLI::App* const action = parent.add_subcommand(name, about);
+  action->add_option("folder", request->folder, std::string("Folder of the run"))->required();
+  action->add_option("--step", request->step, std::string("Step; the latest if not given"))
+      ->check(CLI::NonNegativeNumber);
+  action->add_flag("--json", request->json, std::string("As JSON"));
+  return action;
+}
+
+}  // namespace
+
+void add_checkpoint(CLI::App& program) {
+  CLI::App* const checkpoint = program.add_subcommand("checkpoint", "Look into the checkpoints of a run");
+  checkpoint->require_subcommand(1);
+  const auto request = std::make_shared<Request>();
+
+  add_action(*checkpoint, request, "inspect", "Steps, parts, tensors, and what it was written with")
+      ->callback([request] { inspect(*request); });
+  add_action(*checkpoint, request, "verify",
+             "Whether every byte is as it was saved; of all checkpoints if no step is given")
+      ->callback([request] { verify(*request); });
+  CLI::App* const exporting =
+      add_action(*checkpoint, request, "export", "Write a part's tensors into a plain safetensors file");
+  exporting->add_option("--part", request->part, std::string("Part"))->capture_default_str();
+  exporting->add_flag(
+      "--full-precision", request->full_precision,
+      std::string("Put working and master copies together: FP32 weights by the model's names"));
+  exporting->add_option("-o,--output", request->output, std::string("File to write"))->required();
+  exporting->callback([request] { export_tensors(*request); });
+}
+
+}  // namespace halfstep::cli

@@ -1,0 +1,213 @@
+// A run's folder: what is kept, who may write, and what is refused before the first step.
+#include <gtest/gtest.h>
+#include <halfstep/safetensors.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <fstream>
+
+#include "checkpoint/content.h"
+#include "files/checkpoint_reader.h"
+#include "files/step_folders.h"
+#include "support/error_of.h"
+
+namespace halfstep::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using files::checkpoint_steps;
+using files::CheckpointWriter;
+using Steps = std::vector<int64_t>;
+
+struct RunFolder : ::testing::Test {
+  ScratchFolder scratch;
+  fs::path run = scratch.path() / "a" / "run";  // both are made
+
+  void save(CheckpointWriter& writer, int64_t step) { writer.save(Content({}, step).checkpoint()); }
+};
+
+TEST_F(RunFolder, KeepsTheLastOfItsCheckpoints) {
+  CheckpointWriter writer(run, 2);
+  for (const int64_t step : Steps{0, 1, 10, 2'000'000'000'000}) save(writer, step);
+  EXPECT_EQ(checkpoint_steps(run), (Steps{10, 2'000'000'000'000}));
+  for (const int64_t step : checkpoint_steps(run)) EXPECT_EQ(fault_of(run, {}, step), "");
+  EXPECT_TRUE(leftovers_in(run).empty());
+}
+
+TEST_F(RunFolder, KeepsAllWhenAskedTo) {
+  CheckpointWriter writer(run, 0);
+  for (int64_t step = 0; step < 5; ++step) save(writer, step);
+  EXPECT_EQ(checkpoint_steps(run).size(), 5u);
+}
+
+TEST_F(RunFolder, TheTensorsAreAPlainSafetensorsFile) {
+  CheckpointWriter writer(run, 0);
+  save(writer, 3);
+  const SafetensorsFile file(run / "step-000000003" / "tensors.safetensors");
+  EXPECT_TRUE(file.contains("model/t0"));
+  EXPECT_TRUE(file.contains("optimizer/t1"));
+  EXPECT_EQ(file.entries().size(), 4u);
+}
+
+TEST_F(RunFolder, AStepThatIsNotTheNewestIsRefused) {
+  CheckpointWriter writer(run, 0);
+  for (const int64_t step : {5, 6, 7}) save(writer, step);
+  for (const int64_t step : {4, 7})
+    EXPECT_NE(error_of([&] { save(writer, step); }).find("there is a checkpoint of step 7"),
+              std::string::npos);
+  EXPECT_NE(error_of([&] { save(writer, -1); }).find("negative"), std::string::npos);
+  writer.remove_newer_than(5);
+  EXPECT_EQ(checkpoint_steps(run), (Steps{5}));
+  save(writer, 6);
+  EXPECT_EQ(checkpoint_steps(run), (Steps{5, 6}));
+  EXPECT_TRUE(leftovers_in(run).empty());
+}
+
+TEST_F(RunFolder, ASecondWriterIsToldWhoTheFirstIs) {
+  std::optional<CheckpointWriter> first(std::in_place, run, 0);
+  const std::string message = error_of([&] { CheckpointWriter second(run, 0); });
+  EXPECT_NE(message.find("process " + std::to_string(::getpid())), std::string::npos) << message;
+  first.reset();
+  CheckpointWriter second(run, 0);
+}
+
+TEST_F(RunFolder, TheLockOfAKilledWriterIsFree) {
+  int ready[2];
+  ASSERT_EQ(::pipe(ready), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const CheckpointWriter writer(run, 0);
+    (void)!::write(ready[1], "x", 1);
+    for (;;) ::pause();
+  }
+  char byte = 0;
+  ASSERT_EQ(::read(ready[0], &byte, 1), 1);
+  EXPECT_NE(error_of([&] { CheckpointWriter second(run, 0); }).find("process " + std::to_string(child)),
+            std::string::npos);
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+  const CheckpointWriter second(run, 0);
+  ::close(ready[0]);
+  ::close(ready[1]);
+}
+
+TEST_F(RunFolder, LeftoversAreRemovedAndStrangersFilesAreNot) {
+  {
+    CheckpointWriter(run, 0).save(Content({}, 1).checkpoint());
+  }
+  for (const char* name : {".aside-step-000000002", ".removed-step-000000000"}) {
+    fs::create_directories(run / name);
+    std::ofstream(run / name / "tensors.safetensors") << "half";
+  }
+  std::ofstream(run / "notes.txt") << "mine";
+  fs::create_directories(run / "step-2");  // not a name that Halfstep gives
+  fs::create_directories(run / "step-000000002x");
+  CheckpointWriter writer(run, 1);
+  save(writer, 2);
+  EXPECT_EQ(checkpoint_steps(run), (Steps{2}));
+  EXPECT_TRUE(fs::exists(run / "notes.txt"));
+  EXPECT_TRUE(fs::exists(run / "step-2"));
+  EXPECT_EQ(leftovers_in(run), (std::vector<std::string>{"notes.txt"}));
+}
+
+TEST_F(RunFolder, ThatIsALinkIsFollowedOnceAndForAll) {
+  const fs::path first = scratch.path() / "first", second = scratch.path() / "second";
+  fs::create_directories(first);
+  fs::create_directories(second);
+  const fs::path link = scratch.path() / "link";
+  fs::create_directory_symlink(first, link);
+  CheckpointWriter writer(link, 0);
+  fs::remove(link);
+  fs::create_directory_symlink(second, link);
+  save(writer, 1);
+  EXPECT_EQ(checkpoint_steps(first), (Steps{1}));
+  EXPECT_EQ(checkpoint_steps(second), (Steps{}));
+}
+
+TEST_F(RunFolder, LinksInPlaceOfWhatIsInItAreRefused) {
+  {
+    CheckpointWriter(run, 0).save(Content({}, 1).checkpoint());
+  }
+  const fs::path elsewhere = scratch.path() / "elsewhere";
+  fs::rename(run / "step-000000001", elsewhere);
+  fs::create_directory_symlink(elsewhere, run / "step-000000001");
+  EXPECT_NE(error_of([&] { checkpoint_steps(run); }).find("is a link"), std::string::npos);
+  EXPECT_NE(fault_of(run, {}, 1).find("is a link"), std::string::npos);
+
+  fs::remove(run / "step-000000001");
+  fs::create_directories(run / "step-000000001");
+  for (const char* name : {"manifest.json", "tensors.safetensors"})
+    fs::create_symlink(elsewhere / name, run / "step-000000001" / name);
+  EXPECT_NE(fault_of(run, {}, 1).find("is a link"), std::string::npos);
+
+  fs::remove(run / ".lock");
+  std::ofstream(scratch.path() / "target") << "precious";
+  fs::create_symlink(scratch.path() / "target", run / ".lock");
+  EXPECT_NE(error_of([&] { CheckpointWriter writer(run, 0); }).find("ELOOP"), std::string::npos);
+  EXPECT_EQ(fs::file_size(scratch.path() / "target"), 8u);
+}
+
+TEST_F(RunFolder, ThatIsAFileIsRefused) {
+  std::ofstream(scratch.path() / "file") << "x";
+  EXPECT_NE(error_of([&] { CheckpointWriter writer(scratch.path() / "file", 0); }).find("is a file"),
+            std::string::npos);
+}
+
+TEST_F(RunFolder, ThatCannotBeWrittenIsRefusedBeforeTheFirstStep) {
+  {
+    CheckpointWriter(run, 0).save(Content({}, 1).checkpoint());
+  }
+  ASSERT_EQ(::chmod((run / ".lock").c_str(), 0666), 0);
+  for (fs::path folder = run; folder != scratch.path().parent_path(); folder = folder.parent_path())
+    ASSERT_EQ(::chmod(folder.c_str(), 0555), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {  // as somebody whom permissions concern
+    constexpr uid_t kNobody = 65534;
+    if (::geteuid() == 0 && ::seteuid(kNobody) != 0) ::_exit(2);
+    try {
+      const CheckpointWriter writer(run, 0);
+    } catch (const FileError& error) {
+      ::_exit(error.code() == EACCES && fault_of(run, {}, 1).empty() ? 0 : 3);
+    }
+    ::_exit(4);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  for (fs::path folder = run; folder != scratch.path().parent_path(); folder = folder.parent_path())
+    ::chmod(folder.c_str(), 0755);
+}
+
+TEST_F(RunFolder, ARenamedCheckpointIsRefused) {
+  {
+    CheckpointWriter(run, 0).save(Content({}, 1).checkpoint());
+  }
+  fs::rename(run / "step-000000001", run / "step-000000009");
+  EXPECT_NE(fault_of(run, {}, 9).find("is of step 1, not 9"), std::string::npos);
+}
+
+TEST_F(RunFolder, VerificationNamesEachDamagedTensor) {
+  {
+    CheckpointWriter(run, 0).save(Content({.tensor_count = 6}, 1).checkpoint());
+  }
+  const fs::path path = run / "step-000000001" / "tensors.safetensors";
+  for (const char* name : {"model/t2", "optimizer/t5"}) {
+    const SafetensorsFile file(path);
+    const uint64_t data = fs::file_size(path) - file.entries().back().end;
+    const auto at = static_cast<std::streamoff>(data + file.entry(name).begin);
+    std::fstream out(path, std::ios::in | std::ios::out | std::ios::binary);
+    out.seekg(at);
+    const int byte = out.get();
+    out.seekp(at);
+    out.put(static_cast<char>(~byte));
+  }
+  const std::vector<std::string> faults = files::verify_checkpoint(run, 1);
+  ASSERT_EQ(faults.size(), 2u);
+  EXPECT_NE(faults[0].find("tensor 't2' of part 'model' is damaged"), std::string::npos) << faults[0];
+  EXPECT_NE(faults[1].find("tensor 't5' of part 'optimizer' is damaged"), std::string::npos) << faults[1];
+}
+
+}  // namespace
+}  // namespace halfstep::testing
