@@ -20,7 +20,7 @@ Content::Content(ContentShape shape, int64_t step) {
     auto& bytes = bytes_.emplace_back(size);
     for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
     (i % 2 == 0 ? model : optimizer)
-        .tensors.push_back({.tensor = {.name = "t" + std::to_string(i),
+        .tensors.push_back({.tensor = {.name = detail::concat("t", i),
                                        .type = TensorType::U8,
                                        .shape = {static_cast<int64_t>(size)},
                                        .bytes = bytes}});

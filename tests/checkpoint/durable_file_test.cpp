@@ -79,8 +79,12 @@ TEST(DurableFile, GoesOnAfterInterruptionsAndShortWrites) {
       return shim::Plan{.folder = "", .fault = fault, .at = static_cast<int64_t>(at), .code = EINTR};
     };
     const bool interruptible = calls[at] != Call::Rename && calls[at] != Call::Unlink;
-    if (interruptible) EXPECT_EQ(replace_under(plan(Fault::Fail)).content, kNew) << at;
-    if (calls[at] == Call::Write) EXPECT_EQ(replace_under(plan(Fault::ShortWrite)).content, kNew) << at;
+    if (interruptible) {
+      EXPECT_EQ(replace_under(plan(Fault::Fail)).content, kNew) << at;
+    }
+    if (calls[at] == Call::Write) {
+      EXPECT_EQ(replace_under(plan(Fault::ShortWrite)).content, kNew) << at;
+    }
   }
 }
 
