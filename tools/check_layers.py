@@ -32,6 +32,7 @@ HEADER_ROOM = {
     "config.h": "base",
     "error.h": "base",
     "safetensors.h": "files",
+    "tokenizer.h": "text",
     "formats.h": "formats",
     "storage.h": "kernels",
     "memory.h": "memory",

@@ -1,0 +1,106 @@
+#include "text/definition_builder.h"
+
+#include <halfstep/error.h>
+
+#include <algorithm>
+
+#include "text/byte_alphabet.h"
+
+namespace halfstep::text {
+namespace {
+
+// Beyond any vocabulary in use (the largest have 262,144), so that a stranger's file cannot ask for all memory.
+constexpr int64_t kIdLimit = int64_t{1} << 22;
+constexpr size_t kMergeLimit = size_t{1} << 23;
+constexpr size_t kAddedTokenBytes = 1024;
+
+}  // namespace
+
+void DefinitionBuilder::set_bytes(int32_t id, std::string bytes) {
+  if (static_cast<size_t>(id) >= bytes_of_id_.size()) bytes_of_id_.resize(static_cast<size_t>(id) + 1);
+  bytes_of_id_[static_cast<size_t>(id)] = std::move(bytes);
+}
+
+void DefinitionBuilder::add_to_vocabulary(const std::string& token, int64_t id) {
+  HALFSTEP_CHECK(id >= 0 && id < kIdLimit, where_, ": the token '", token, "' has the id ", id,
+                 "; ids are read from 0 to ", kIdLimit - 1, ".");
+  HALFSTEP_CHECK(static_cast<size_t>(id) >= bytes_of_id_.size() || !bytes_of_id_[static_cast<size_t>(id)],
+                 where_, ": the id ", id, " of '", token, "' stands twice in the vocabulary.");
+  HALFSTEP_CHECK(id_of_token_.emplace(token, static_cast<int32_t>(id)).second, where_, ": the token '", token,
+                 "' stands twice in the vocabulary.");
+  set_bytes(static_cast<int32_t>(id), bytes_of_token(token).value_or(token));
+}
+
+int32_t DefinitionBuilder::id_in_vocabulary(std::string_view token, std::string_view of_what) const {
+  const auto found = id_of_token_.find(std::string(token));
+  HALFSTEP_CHECK(found != id_of_token_.end(), where_, ": merge ", merges_.size(), " ", of_what, " '", token,
+                 "', which the vocabulary has not.");
+  return found->second;
+}
+
+void DefinitionBuilder::add_merge(std::string_view left, std::string_view right) {
+  HALFSTEP_CHECK(merges_.size() < kMergeLimit, where_, ": more than ", kMergeLimit, " merges.");
+  // Merging with nothing would never end.
+  HALFSTEP_CHECK(!left.empty() && !right.empty(), where_, ": merge ", merges_.size(),
+                 " names an empty token.");
+  const Merge merge{id_in_vocabulary(left, "names"), id_in_vocabulary(right, "names"),
+                    id_in_vocabulary(std::string(left) += right, "makes")};
+  const uint64_t pair = uint64_t{static_cast<uint32_t>(merge.left)} << 32 | static_cast<uint32_t>(merge.right);
+  HALFSTEP_CHECK(pairs_.insert(pair).second, where_, ": the merge of '", left, "' and '", right,
+                 "' stands twice.");
+  merges_.push_back(merge);
+}
+
+void DefinitionBuilder::add_added_token(const std::string& content, int64_t id, bool normalized) {
+  HALFSTEP_CHECK(!content.empty() && content.size() <= kAddedTokenBytes, where_, ": the added token of id ",
+                 id, " has ", content.size(), " bytes; 1 to ", kAddedTokenBytes, " are read.");
+  const auto in_vocabulary = id_of_token_.find(content);
+  if (in_vocabulary != id_of_token_.end()) {
+    HALFSTEP_CHECK(in_vocabulary->second == id, where_, ": the added token '", content, "' has the id ", id,
+                   ", in the vocabulary ", in_vocabulary->second, ".");
+    HALFSTEP_CHECK(bytes_of_id_[static_cast<size_t>(id)] == content, where_, ": the added token '", content,
+                   "' is in the vocabulary for other bytes; what it was could not be told from its id.");
+  } else {
+    // The rule of `tokenizers`, which numbers new tokens itself whatever the file says.
+    const int64_t expected = std::max<int64_t>(static_cast<int64_t>(id_of_token_.size()), last_added_ + 1);
+    HALFSTEP_CHECK(id == expected && id < kIdLimit, where_, ": the added token '", content, "' has the id ",
+                   id, "; behind ", id_of_token_.size(), " tokens of the vocabulary and added ones it must be ",
+                   expected, ".");
+    HALFSTEP_CHECK(static_cast<size_t>(id) >= bytes_of_id_.size() || !bytes_of_id_[static_cast<size_t>(id)],
+                   where_, ": the id ", id, " of the added token '", content, "' is in the vocabulary.");
+    set_bytes(static_cast<int32_t>(id), content);
+  }
+  HALFSTEP_CHECK(id_of_added_.emplace(content, static_cast<int32_t>(id)).second, where_, ": the added token '",
+                 content, "' stands twice.");
+  last_added_ = std::max(last_added_, id);
+  (normalized ? second_added_ : first_added_).add(content, static_cast<int32_t>(id));
+}
+
+bool DefinitionBuilder::has_every_byte() const {
+  return std::ranges::all_of(byte_characters(), [&](const std::string& byte) { return has(byte); });
+}
+
+Definition DefinitionBuilder::build() {
+  Definition definition{.bytes_of_id = std::move(bytes_of_id_),
+                        .id_of_bytes = {},
+                        .id_of_added = std::move(id_of_added_),
+                        .model = {.id_of_byte = {}, .merges = MergeTable(merges_)},
+                        .first_added = std::move(first_added_),
+                        .second_added = std::move(second_added_),
+                        .stages = {}};
+  for (size_t byte = 0; byte < 256; ++byte) {
+    const auto found = id_of_token_.find(byte_characters()[byte]);
+    definition.model.id_of_byte[byte] = found == id_of_token_.end() ? kNoToken : found->second;
+  }
+  for (const auto& [token, id] : id_of_token_)
+    if (const auto bytes = bytes_of_token(token)) definition.id_of_bytes.emplace(*bytes, id);
+  return definition;
+}
+
+Definition bytes_definition() {
+  DefinitionBuilder builder("bytes");
+  for (int byte = 0; byte < 256; ++byte) builder.add_to_vocabulary(byte_characters()[static_cast<size_t>(byte)], byte);
+  return builder.build();
+}
+
+}  // namespace halfstep::text

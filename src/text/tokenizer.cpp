@@ -1,0 +1,130 @@
+#include <halfstep/error.h>
+#include <halfstep/tokenizer.h>
+
+#include <algorithm>
+#include <mutex>
+
+#include "text/encoder.h"
+
+namespace halfstep {
+
+struct Tokenizer::State {
+  text::Definition definition;
+  bool drop_missing_bytes;
+  mutable std::mutex mutex;
+  mutable std::vector<std::unique_ptr<text::EncoderScratch>> idle{};  // warm caches, one a thread at work
+
+  std::unique_ptr<text::EncoderScratch> take() const {
+    {
+      const std::lock_guard lock(mutex);
+      if (!idle.empty()) {
+        auto scratch = std::move(idle.back());
+        idle.pop_back();
+        return scratch;
+      }
+    }
+    return std::make_unique<text::EncoderScratch>();
+  }
+
+  void give_back(std::unique_ptr<text::EncoderScratch> scratch) const {
+    const std::lock_guard lock(mutex);
+    idle.push_back(std::move(scratch));
+  }
+
+  struct Progress {
+    size_t encoded_bytes;
+    size_t dropped_bytes;
+  };
+
+  Progress encode(std::string_view text, bool open, std::vector<int32_t>& ids) const {
+    auto scratch = take();
+    const size_t before = ids.size();
+    text::Encoder encoder(definition, drop_missing_bytes, *scratch, ids);
+    try {
+      const size_t done = encoder.encode(text, open);
+      give_back(std::move(scratch));
+      return {done, encoder.dropped_bytes()};
+    } catch (...) {
+      ids.resize(before);
+      throw;
+    }
+  }
+
+  static std::shared_ptr<const State> make(text::Definition definition, const TokenizerOptions& options) {
+    return std::shared_ptr<const State>(new State{.definition = std::move(definition),
+                                                  .drop_missing_bytes = options.missing_bytes == MissingBytes::Drop,
+                                                  .mutex = {}});
+  }
+};
+
+Tokenizer::Tokenizer(std::shared_ptr<const State> state) : state_(std::move(state)) {}
+
+Tokenizer Tokenizer::bytes() { return Tokenizer(State::make(text::bytes_definition(), {})); }
+
+Tokenizer Tokenizer::from_file(const std::filesystem::path& path, const TokenizerOptions& options) {
+  return Tokenizer(State::make(text::read_tokenizer_json(path), options));
+}
+
+Tokenizer Tokenizer::from_json(std::string_view text, const std::string& where, const TokenizerOptions& options) {
+  return Tokenizer(State::make(text::parse_tokenizer_json(text, where), options));
+}
+
+Tokenizer Tokenizer::from_gpt2(const std::filesystem::path& vocabulary, const std::filesystem::path& merges,
+                               const TokenizerOptions& options) {
+  return Tokenizer(State::make(text::read_gpt2_files(vocabulary, merges), options));
+}
+
+std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
+  std::vector<int32_t> ids;
+  encode(text, ids);
+  return ids;
+}
+
+void Tokenizer::encode(std::string_view text, std::vector<int32_t>& ids) const { state_->encode(text, false, ids); }
+
+std::string Tokenizer::decode(std::span<const int32_t> ids) const {
+  const auto& bytes_of_id = state_->definition.bytes_of_id;
+  std::string text;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const bool known = ids[i] >= 0 && static_cast<size_t>(ids[i]) < bytes_of_id.size() && bytes_of_id[static_cast<size_t>(ids[i])];
+    HALFSTEP_CHECK(known, "Tokenizer: the id ", ids[i], " at place ", i, " is not in the vocabulary of ",
+                   vocabulary_size(), " ids. Was the text encoded by another tokenizer?");
+    text += *bytes_of_id[static_cast<size_t>(ids[i])];
+  }
+  return text;
+}
+
+int64_t Tokenizer::vocabulary_size() const { return static_cast<int64_t>(state_->definition.bytes_of_id.size()); }
+
+std::optional<int32_t> Tokenizer::id_of(std::string_view token) const {
+  const std::string key(token);
+  for (const auto* map : {&state_->definition.id_of_added, &state_->definition.id_of_bytes})
+    if (const auto found = map->find(key); found != map->end()) return found->second;
+  return std::nullopt;
+}
+
+std::vector<std::pair<int32_t, std::string>> Tokenizer::added_tokens() const {
+  std::vector<std::pair<int32_t, std::string>> tokens;
+  for (const auto& [token, id] : state_->definition.id_of_added) tokens.emplace_back(id, token);
+  std::ranges::sort(tokens);
+  return tokens;
+}
+
+TokenStream::TokenStream(Tokenizer tokenizer) : tokenizer_(std::move(tokenizer)) {}
+
+void TokenStream::feed(std::string_view part, std::vector<int32_t>& ids) {
+  pending_ += part;
+  if (pending_.size() >= enough_) encode(true, ids);
+}
+
+void TokenStream::finish(std::vector<int32_t>& ids) { encode(false, ids); }
+
+void TokenStream::encode(bool open, std::vector<int32_t>& ids) {
+  const auto progress = tokenizer_.state_->encode(pending_, open, ids);
+  pending_.erase(0, progress.encoded_bytes);
+  dropped_bytes_ += progress.dropped_bytes;
+  // One endless word is looked at again only when it has doubled: linear in all, not quadratic.
+  enough_ = 2 * pending_.size();
+}
+
+}  // namespace halfstep
