@@ -33,6 +33,8 @@ HEADER_ROOM = {
     "error.h": "base",
     "safetensors.h": "files",
     "tokenizer.h": "text",
+    "token_file.h": "files",
+    "data.h": "data",
     "formats.h": "formats",
     "storage.h": "kernels",
     "memory.h": "memory",

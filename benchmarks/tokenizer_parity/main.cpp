@@ -69,7 +69,8 @@ int run(int argc, char** argv) {
     const Ids ids = tokenizer.encode(text);
     const auto count = static_cast<uint32_t>(ids.size());
     out.write(reinterpret_cast<const char*>(&count), sizeof count);
-    out.write(reinterpret_cast<const char*>(ids.data()), static_cast<std::streamsize>(ids.size() * sizeof ids[0]));
+    out.write(reinterpret_cast<const char*>(ids.data()),
+              static_cast<std::streamsize>(ids.size() * sizeof ids[0]));
     came_back += tokenizer.decode(ids) == text;
     same_in_parts += encode_in_parts(tokenizer, text, random) == ids;
   }

@@ -14,8 +14,8 @@
 
 namespace halfstep {
 
-/// What `encode` does with a byte for which the vocabulary has no token. Byte-level vocabularies have all 256,
-/// with exceptions: SmolLM2's lacks 21, bytes that occur in rare scripts or in no valid UTF-8.
+/// What `encode` does with a byte for which the vocabulary has no token. Byte-level vocabularies have all
+/// 256, with exceptions: SmolLM2's lacks 21, bytes that occur in rare scripts or in no valid UTF-8.
 enum class MissingBytes : uint8_t {
   Refuse,  ///< an Error that names the byte
   Drop,    ///< left out, as the package `tokenizers` does; `TokenStream` counts them
@@ -42,7 +42,8 @@ class HALFSTEP_API Tokenizer {
   /// Hugging Face's tokenizer.json.
   static Tokenizer from_file(const std::filesystem::path& path, const TokenizerOptions& options = {});
   /// The contents of a tokenizer.json; `where` begins the messages of errors.
-  static Tokenizer from_json(std::string_view text, const std::string& where, const TokenizerOptions& options = {});
+  static Tokenizer from_json(std::string_view text, const std::string& where,
+                             const TokenizerOptions& options = {});
   /// GPT-2's vocab.json and merges.txt.
   static Tokenizer from_gpt2(const std::filesystem::path& vocabulary, const std::filesystem::path& merges,
                              const TokenizerOptions& options = {});

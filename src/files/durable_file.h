@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <span>
 #include <string_view>
@@ -21,6 +22,8 @@ class OutputFile {
 
   void write(std::span<const std::byte> bytes);
   void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
+  /// Writes over bytes that were written before: a count in a header, known only at the end.
+  void write_at(uint64_t offset, std::span<const std::byte> bytes);
 
   /// Puts the bytes on the disk, once. After a failure the file is lost: Linux may have dropped the pages
   /// that it could not write, and a second fsync would report success.
@@ -45,6 +48,8 @@ class DurableFile {
   DurableFile& operator=(const DurableFile&) = delete;
 
   void write(std::span<const std::byte> bytes) { file_.write(bytes); }
+
+  void write_at(uint64_t offset, std::span<const std::byte> bytes) { file_.write_at(offset, bytes); }
 
   /// Bytes, name and folder are on the disk when this returns.
   void commit();

@@ -12,7 +12,8 @@ uint64_t step(uint32_t node, char byte) { return uint64_t{node} << 8 | static_ca
 void AddedTokens::add(std::string_view token, int32_t id) {
   uint32_t node = 0;
   for (const char byte : token) {
-    const auto [place, is_new] = next_.try_emplace(step(node, byte), static_cast<uint32_t>(id_of_node_.size()));
+    const auto [place, is_new] =
+        next_.try_emplace(step(node, byte), static_cast<uint32_t>(id_of_node_.size()));
     if (is_new) id_of_node_.push_back(kNoToken);
     node = place->second;
   }

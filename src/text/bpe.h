@@ -13,7 +13,8 @@ namespace halfstep::text {
 
 inline constexpr int32_t kNoToken = -1;
 
-/// Two neighbouring tokens become `merged`. The merge whose rank is lowest goes first, the leftmost of equals.
+/// Two neighbouring tokens become `merged`. The merge whose rank is lowest goes first, the leftmost of
+/// equals.
 struct Merge {
   int32_t left;
   int32_t right;

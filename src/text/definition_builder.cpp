@@ -9,7 +9,8 @@
 namespace halfstep::text {
 namespace {
 
-// Beyond any vocabulary in use (the largest have 262,144), so that a stranger's file cannot ask for all memory.
+// Beyond any vocabulary in use (the largest have 262,144), so that a stranger's file cannot ask for all
+// memory.
 constexpr int64_t kIdLimit = int64_t{1} << 22;
 constexpr size_t kMergeLimit = size_t{1} << 23;
 constexpr size_t kAddedTokenBytes = 1024;
@@ -45,7 +46,8 @@ void DefinitionBuilder::add_merge(std::string_view left, std::string_view right)
                  " names an empty token.");
   const Merge merge{id_in_vocabulary(left, "names"), id_in_vocabulary(right, "names"),
                     id_in_vocabulary(std::string(left) += right, "makes")};
-  const uint64_t pair = uint64_t{static_cast<uint32_t>(merge.left)} << 32 | static_cast<uint32_t>(merge.right);
+  const uint64_t pair =
+      uint64_t{static_cast<uint32_t>(merge.left)} << 32 | static_cast<uint32_t>(merge.right);
   HALFSTEP_CHECK(pairs_.insert(pair).second, where_, ": the merge of '", left, "' and '", right,
                  "' stands twice.");
   merges_.push_back(merge);
@@ -64,14 +66,14 @@ void DefinitionBuilder::add_added_token(const std::string& content, int64_t id, 
     // The rule of `tokenizers`, which numbers new tokens itself whatever the file says.
     const int64_t expected = std::max<int64_t>(static_cast<int64_t>(id_of_token_.size()), last_added_ + 1);
     HALFSTEP_CHECK(id == expected && id < kIdLimit, where_, ": the added token '", content, "' has the id ",
-                   id, "; behind ", id_of_token_.size(), " tokens of the vocabulary and added ones it must be ",
-                   expected, ".");
+                   id, "; behind ", id_of_token_.size(),
+                   " tokens of the vocabulary and added ones it must be ", expected, ".");
     HALFSTEP_CHECK(static_cast<size_t>(id) >= bytes_of_id_.size() || !bytes_of_id_[static_cast<size_t>(id)],
                    where_, ": the id ", id, " of the added token '", content, "' is in the vocabulary.");
     set_bytes(static_cast<int32_t>(id), content);
   }
-  HALFSTEP_CHECK(id_of_added_.emplace(content, static_cast<int32_t>(id)).second, where_, ": the added token '",
-                 content, "' stands twice.");
+  HALFSTEP_CHECK(id_of_added_.emplace(content, static_cast<int32_t>(id)).second, where_,
+                 ": the added token '", content, "' stands twice.");
   last_added_ = std::max(last_added_, id);
   (normalized ? second_added_ : first_added_).add(content, static_cast<int32_t>(id));
 }
@@ -99,7 +101,8 @@ Definition DefinitionBuilder::build() {
 
 Definition bytes_definition() {
   DefinitionBuilder builder("bytes");
-  for (int byte = 0; byte < 256; ++byte) builder.add_to_vocabulary(byte_characters()[static_cast<size_t>(byte)], byte);
+  for (int byte = 0; byte < 256; ++byte)
+    builder.add_to_vocabulary(byte_characters()[static_cast<size_t>(byte)], byte);
   return builder.build();
 }
 

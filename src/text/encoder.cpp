@@ -103,7 +103,8 @@ void Encoder::append(std::string_view word) {
     return;
   }
   if (definition_.whole_words_first) {
-    if (const auto whole = definition_.id_of_bytes.find(std::string(word)); whole != definition_.id_of_bytes.end()) {
+    if (const auto whole = definition_.id_of_bytes.find(std::string(word));
+        whole != definition_.id_of_bytes.end()) {
       ids_.push_back(whole->second);
       scratch_.cache.put(word, {&whole->second, 1});
       return;
@@ -116,11 +117,14 @@ void Encoder::append(std::string_view word) {
     return;
   }
   if (!drop_missing_bytes_) {
-    const auto lacks = [&](char c) { return definition_.model.id_of_byte[static_cast<uint8_t>(c)] == kNoToken; };
+    const auto lacks = [&](char c) {
+      return definition_.model.id_of_byte[static_cast<uint8_t>(c)] == kNoToken;
+    };
     const auto byte = static_cast<uint8_t>(*std::ranges::find_if(word, lacks));
-    detail::throw_error(detail::concat(
-        "Tokenizer: the text has a byte 0x", std::hex, std::setw(2), std::setfill('0'), int{byte}, std::dec,
-        ", for which this vocabulary has no token. MissingBytes::Drop leaves such bytes out, as `tokenizers` does."));
+    detail::throw_error(detail::concat("Tokenizer: the text has a byte 0x", std::hex, std::setw(2),
+                                       std::setfill('0'), int{byte}, std::dec,
+                                       ", for which this vocabulary has no token. MissingBytes::Drop leaves "
+                                       "such bytes out, as `tokenizers` does."));
   }
   dropped_bytes_ += missing;
 }

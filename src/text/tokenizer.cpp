@@ -51,9 +51,10 @@ struct Tokenizer::State {
   }
 
   static std::shared_ptr<const State> make(text::Definition definition, const TokenizerOptions& options) {
-    return std::shared_ptr<const State>(new State{.definition = std::move(definition),
-                                                  .drop_missing_bytes = options.missing_bytes == MissingBytes::Drop,
-                                                  .mutex = {}});
+    return std::shared_ptr<const State>(
+        new State{.definition = std::move(definition),
+                  .drop_missing_bytes = options.missing_bytes == MissingBytes::Drop,
+                  .mutex = {}});
   }
 };
 
@@ -65,7 +66,8 @@ Tokenizer Tokenizer::from_file(const std::filesystem::path& path, const Tokenize
   return Tokenizer(State::make(text::read_tokenizer_json(path), options));
 }
 
-Tokenizer Tokenizer::from_json(std::string_view text, const std::string& where, const TokenizerOptions& options) {
+Tokenizer Tokenizer::from_json(std::string_view text, const std::string& where,
+                               const TokenizerOptions& options) {
   return Tokenizer(State::make(text::parse_tokenizer_json(text, where), options));
 }
 
@@ -80,13 +82,16 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
   return ids;
 }
 
-void Tokenizer::encode(std::string_view text, std::vector<int32_t>& ids) const { state_->encode(text, false, ids); }
+void Tokenizer::encode(std::string_view text, std::vector<int32_t>& ids) const {
+  state_->encode(text, false, ids);
+}
 
 std::string Tokenizer::decode(std::span<const int32_t> ids) const {
   const auto& bytes_of_id = state_->definition.bytes_of_id;
   std::string text;
   for (size_t i = 0; i < ids.size(); ++i) {
-    const bool known = ids[i] >= 0 && static_cast<size_t>(ids[i]) < bytes_of_id.size() && bytes_of_id[static_cast<size_t>(ids[i])];
+    const bool known = ids[i] >= 0 && static_cast<size_t>(ids[i]) < bytes_of_id.size() &&
+                       bytes_of_id[static_cast<size_t>(ids[i])];
     HALFSTEP_CHECK(known, "Tokenizer: the id ", ids[i], " at place ", i, " is not in the vocabulary of ",
                    vocabulary_size(), " ids. Was the text encoded by another tokenizer?");
     text += *bytes_of_id[static_cast<size_t>(ids[i])];
@@ -94,7 +99,9 @@ std::string Tokenizer::decode(std::span<const int32_t> ids) const {
   return text;
 }
 
-int64_t Tokenizer::vocabulary_size() const { return static_cast<int64_t>(state_->definition.bytes_of_id.size()); }
+int64_t Tokenizer::vocabulary_size() const {
+  return static_cast<int64_t>(state_->definition.bytes_of_id.size());
+}
 
 std::optional<int32_t> Tokenizer::id_of(std::string_view token) const {
   const std::string key(token);

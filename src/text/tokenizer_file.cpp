@@ -13,10 +13,11 @@ namespace {
 
 using nlohmann::json;
 
-/// A value of the file and the way to it: "tokenizer.json: model.merges[7]".
+/// A value of the file and the way to it: "tokenizer.json: added_tokens[7].id".
 class Place {
  public:
-  Place(const json& value, std::string where) : value_(value), where_(std::move(where)) {}
+  Place(const json& value, std::string where, bool inside = false)
+      : value_(value), where_(std::move(where)), inside_(inside) {}
 
   const std::string& where() const { return where_; }
   bool is_null() const { return value_.is_null(); }
@@ -31,7 +32,7 @@ class Place {
   bool has(const char* key) const { return value_.is_object() && value_.contains(key); }
   Place at(const char* key) const {
     static const json null;
-    return {has(key) ? value_.at(key) : null, where_ + "." + key};
+    return {has(key) ? value_.at(key) : null, way_to(key), true};
   }
   const std::string& text() const {
     HALFSTEP_CHECK(value_.is_string(), where_, ": is ", value_.type_name(), ", expected a string.");
@@ -43,25 +44,27 @@ class Place {
     return value_.get<bool>();
   }
   int64_t integer() const {
-    HALFSTEP_CHECK(value_.is_number_integer() && (!value_.is_number_unsigned() || value_.get<uint64_t>() >> 63 == 0),
-                   where_, ": ", value_.type_name(), " is not a whole number of 64 bits.");
+    HALFSTEP_CHECK(
+        value_.is_number_integer() && (!value_.is_number_unsigned() || value_.get<uint64_t>() >> 63 == 0),
+        where_, ": ", value_.type_name(), " is not a whole number of 64 bits.");
     return value_.get<int64_t>();
   }
   std::vector<Place> elements() const {
     HALFSTEP_CHECK(value_.is_array(), where_, ": is ", value_.type_name(), ", expected an array.");
     std::vector<Place> all;
-    for (const json& element : value_) all.emplace_back(element, where_ + "[" + std::to_string(all.size()) + "]");
+    for (const json& element : value_)
+      all.emplace_back(element, where_ + "[" + std::to_string(all.size()) + "]", true);
     return all;
   }
   const json& value() const { return value_; }
 
   void expect_false(const char* key) const {
-    HALFSTEP_CHECK(!at(key).truth(false), where_, ".", key, ": true is not known to this Halfstep.");
+    HALFSTEP_CHECK(!at(key).truth(false), way_to(key), ": true is not known to this Halfstep.");
   }
   void expect_nothing(const char* key) const {
     const json& value = at(key).value();
-    HALFSTEP_CHECK(value.is_null() || value == "" || value == 0, where_, ".", key, ": ", value.dump().substr(0, 80),
-                   " is not known to this Halfstep; null is.");
+    HALFSTEP_CHECK(value.is_null() || value == "" || value == 0, way_to(key), ": ",
+                   value.dump().substr(0, 80), " is not known to this Halfstep; null is.");
   }
   [[noreturn]] void refuse_type(std::string_view known) const {
     detail::throw_error(detail::concat(where_, ": the type '", at("type").text(),
@@ -69,8 +72,11 @@ class Place {
   }
 
  private:
+  std::string way_to(std::string_view key) const { return (where_ + (inside_ ? "." : ": ")).append(key); }
+
   const json& value_;
   std::string where_;
+  bool inside_;  // a file; else the file itself
 };
 
 void read_vocabulary(const Place& vocabulary, DefinitionBuilder& builder) {
@@ -130,11 +136,12 @@ void read_pre_tokenizer(const Place& place, std::vector<Stage>& stages, bool may
   const std::string& type = place.at("type").text();
   if (type == "Sequence" && may_be_sequence) {
     place.expect_keys({"type", "pretokenizers"});
-    for (const Place& element : place.at("pretokenizers").elements()) read_pre_tokenizer(element, stages, false);
+    for (const Place& element : place.at("pretokenizers").elements())
+      read_pre_tokenizer(element, stages, false);
   } else if (type == "Digits") {
     place.expect_keys({"type", "individual_digits"});
-    stages.push_back({.kind = Stage::Kind::Digits,
-                      .digits_one_by_one = place.at("individual_digits").truth(false)});
+    stages.push_back(
+        {.kind = Stage::Kind::Digits, .digits_one_by_one = place.at("individual_digits").truth(false)});
   } else if (type == "ByteLevel") {
     place.expect_keys({"type", "add_prefix_space", "trim_offsets", "use_regex"});
     stages.push_back({.kind = Stage::Kind::ByteLevel,
@@ -150,9 +157,9 @@ void read_pre_tokenizer(const Place& place, std::vector<Stage>& stages, bool may
     pattern.expect_keys({"Regex"});
     const std::string& expression = pattern.at("Regex").text();
     stages.push_back({.kind = Stage::Kind::Split, .pattern = Pattern::named_by(expression)});
-    HALFSTEP_CHECK(stages.back().pattern, pattern.where(), ": the expression '", expression.substr(0, 200),
-                   "' is none of those that Halfstep cuts exactly as `tokenizers` does: ",
-                   Pattern::known_names(), ".");
+    HALFSTEP_CHECK(
+        stages.back().pattern, pattern.where(), ": the expression '", expression.substr(0, 200),
+        "' is none of those that Halfstep cuts exactly as `tokenizers` does: ", Pattern::known_names(), ".");
   } else {
     place.refuse_type("ByteLevel, Digits, Split and a Sequence of them");
   }
@@ -166,7 +173,8 @@ void check_post_processor(const Place& place) {
     for (const Place& element : place.at("processors").elements()) check_post_processor(element);
   } else if (type != "ByteLevel" && type != "TemplateProcessing" && type != "RobertaProcessing" &&
              type != "BertProcessing") {
-    place.refuse_type("ByteLevel, TemplateProcessing, RobertaProcessing, BertProcessing and a Sequence of them");
+    place.refuse_type(
+        "ByteLevel, TemplateProcessing, RobertaProcessing, BertProcessing and a Sequence of them");
   }
 }
 
@@ -188,11 +196,12 @@ Definition parse_tokenizer_json(std::string_view text, const std::string& where)
   std::vector<Stage> stages;
   read_pre_tokenizer(file.at("pre_tokenizer"), stages);
   const auto is_byte_level = [](const Stage& stage) { return stage.kind == Stage::Kind::ByteLevel; };
-  HALFSTEP_CHECK(std::ranges::count_if(stages, is_byte_level) == 1 && is_byte_level(stages.back()), where,
-                 ".pre_tokenizer: one ByteLevel must stand at its end; only byte-level tokenizers are known to this "
-                 "Halfstep.");
+  HALFSTEP_CHECK(
+      std::ranges::count_if(stages, is_byte_level) == 1 && is_byte_level(stages.back()), where,
+      ": pre_tokenizer: one ByteLevel must stand at its end; only byte-level tokenizers are known to this "
+      "Halfstep.");
   const Place decoder = file.at("decoder");
-  HALFSTEP_CHECK(decoder.has("type"), where, ".decoder: null is not known to this Halfstep; ByteLevel is.");
+  HALFSTEP_CHECK(decoder.has("type"), where, ": decoder: null is not known to this Halfstep; ByteLevel is.");
   if (decoder.at("type").text() != "ByteLevel") decoder.refuse_type("ByteLevel");
   check_post_processor(file.at("post_processor"));
   Definition definition = builder.build();
@@ -219,7 +228,8 @@ Definition read_gpt2_files(const std::filesystem::path& vocabulary, const std::f
     if (!line.empty() && !line.starts_with("#version")) read_merge_line(line, merges.string(), builder);
   }
   const std::string end_of_text = "<|endoftext|>";
-  if (builder.has(end_of_text)) builder.add_added_token(end_of_text, parsed.at(end_of_text).get<int64_t>(), false);
+  if (builder.has(end_of_text))
+    builder.add_added_token(end_of_text, parsed.at(end_of_text).get<int64_t>(), false);
   Definition definition = builder.build();
   definition.stages = {{.kind = Stage::Kind::ByteLevel, .pattern = Pattern::gpt2()}};
   return definition;

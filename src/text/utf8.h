@@ -10,7 +10,7 @@ namespace halfstep::text {
 
 struct CodePoint {
   uint32_t value = 0;
-  uint32_t bytes = 0;       ///< 0: no valid code point begins here
+  uint32_t bytes = 0;      ///< 0: no valid code point begins here
   bool cut_short = false;  ///< more bytes behind the end of the text could make it valid
 };
 

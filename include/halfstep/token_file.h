@@ -1,0 +1,80 @@
+// Files of token ids, as nanoGPT and llm.c write them: memory-mapped, checked, written durably. Knows no
+// Torch.
+#pragma once
+
+#include <halfstep/config.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+
+namespace halfstep {
+
+/// How the ids stand in a file. All little-endian.
+enum class TokenFormat : uint8_t {
+  Raw16,   ///< 16 bits an id and nothing else: nanoGPT's .bin
+  Raw32,   ///< 32 bits an id and nothing else
+  Llmc16,  ///< llm.c's for GPT-2: 256 words of header (20240520, version 1, count), then 16 bits an id
+  Llmc32,  ///< llm.c's for Llama-3: the same with 20240801, version 7 and 32 bits an id
+};
+
+/// "raw16", "raw32", "llmc16", "llmc32".
+HALFSTEP_API std::string_view to_string(TokenFormat format);
+HALFSTEP_API int bytes_per_token(TokenFormat format);
+
+/// When the ids are compared with the vocabulary. `read` compares those that it gives out in either case.
+enum class TokenCheck : uint8_t {
+  AtOpen,  ///< all of them at once, so that a bad one is found before the training begins
+  OnRead,  ///< for files too large to be read through first
+};
+
+struct TokenFileOptions {
+  int64_t vocabulary_size = 0;  ///< ids from here on are refused; must be given
+  /// Nothing: llm.c's header where there is one, otherwise raw, with 16 bits if the vocabulary fits into
+  /// them.
+  std::optional<TokenFormat> format{};
+  TokenCheck check = TokenCheck::AtOpen;
+};
+
+/// A file of ids. An id outside the vocabulary is an Error that says which and where, before it can reach an
+/// embedding; so is a length or a header that does not fit.
+class HALFSTEP_API TokenFile {
+ public:
+  explicit TokenFile(const std::filesystem::path& path, const TokenFileOptions& options);
+  ~TokenFile();
+  TokenFile(TokenFile&&) noexcept;
+  TokenFile& operator=(TokenFile&&) noexcept;
+
+  int64_t size() const;  ///< ids in the file
+  TokenFormat format() const;
+  const std::filesystem::path& path() const;
+
+  /// Fills `ids` with those from `first` on.
+  void read(int64_t first, std::span<int64_t> ids) const;
+
+ private:
+  struct State;
+  std::unique_ptr<const State> state_;
+};
+
+/// Writes a file of ids, which appears whole when `commit` returns and not at all without it.
+class HALFSTEP_API TokenFileWriter {
+ public:
+  TokenFileWriter(const std::filesystem::path& path, TokenFormat format, int64_t vocabulary_size);
+  ~TokenFileWriter();
+  TokenFileWriter(TokenFileWriter&&) noexcept;
+  TokenFileWriter& operator=(TokenFileWriter&&) noexcept;
+
+  void append(std::span<const int32_t> ids);
+  int64_t size() const;  ///< ids so far
+  void commit();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace halfstep

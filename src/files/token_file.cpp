@@ -1,0 +1,165 @@
+#include "files/token_file.h"
+
+#include <halfstep/error.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <limits>
+
+#include "files/mapped_file.h"
+
+namespace halfstep {
+namespace {
+
+using files::kLlmcHeaderBytes;
+using files::kLlmcMarks;
+using files::LlmcMark;
+
+constexpr size_t kBlockTokens = 4096;
+
+int32_t word_at(std::span<const std::byte> bytes, size_t word) {
+  int32_t value = 0;
+  std::memcpy(&value, bytes.data() + word * sizeof value, sizeof value);
+  return value;
+}
+
+TokenFormat format_of(std::span<const std::byte> bytes, const TokenFileOptions& options) {
+  if (options.format) return *options.format;
+  if (bytes.size() >= kLlmcHeaderBytes)
+    for (const LlmcMark& mark : kLlmcMarks)
+      if (word_at(bytes, 0) == mark.magic && word_at(bytes, 1) == mark.version) return mark.format;
+  return options.vocabulary_size <= int64_t{1} << 16 ? TokenFormat::Raw16 : TokenFormat::Raw32;
+}
+
+// Where the ids begin. A header that does not fit its file is refused.
+size_t check_header(std::span<const std::byte> bytes, TokenFormat format, const std::string& path) {
+  const LlmcMark* const mark = files::mark_of(format);
+  const auto width = static_cast<size_t>(bytes_per_token(format));
+  if (mark == nullptr) {
+    HALFSTEP_CHECK(bytes.size() % width == 0, path, ": ", bytes.size(),
+                   " bytes are no whole number of ids of ", width,
+                   " bytes. Is it a file of another format, or cut short?");
+    return 0;
+  }
+  HALFSTEP_CHECK(bytes.size() >= kLlmcHeaderBytes, path, ": ", bytes.size(),
+                 " bytes; llm.c's header alone has ", kLlmcHeaderBytes, ".");
+  HALFSTEP_CHECK(word_at(bytes, 0) == mark->magic && word_at(bytes, 1) == mark->version, path,
+                 ": begins with ", word_at(bytes, 0), ", version ", word_at(bytes, 1), "; ",
+                 to_string(format), " begins with ", mark->magic, ", version ", mark->version, ".");
+  const int64_t told = word_at(bytes, 2);
+  const uint64_t there = (bytes.size() - kLlmcHeaderBytes) / width;
+  HALFSTEP_CHECK(
+      told >= 0 && static_cast<uint64_t>(told) == there && (bytes.size() - kLlmcHeaderBytes) % width == 0,
+      path, ": the header tells of ", told, " ids, but ", bytes.size() - kLlmcHeaderBytes,
+      " bytes follow it, ", there, " ids. Was the file cut short?");
+  return kLlmcHeaderBytes;
+}
+
+// The first id at or above `limit`, or the count. Blocks are asked as a whole, which the compiler turns into
+// vectors; only a block with a fault is looked through.
+template <typename Id>
+size_t first_outside(const std::byte* ids, size_t count, uint64_t limit) {
+  if (limit > std::numeric_limits<Id>::max()) return count;
+  std::array<Id, kBlockTokens> block;
+  for (size_t at = 0; at < count; at += kBlockTokens) {
+    const size_t here = std::min(kBlockTokens, count - at);
+    std::memcpy(block.data(), ids + at * sizeof(Id), here * sizeof(Id));
+    Id largest = 0;
+    for (size_t i = 0; i < here; ++i) largest = std::max(largest, block[i]);
+    if (largest < limit) continue;
+    for (size_t i = 0; i < here; ++i)
+      if (block[i] >= limit) return at + i;
+  }
+  return count;
+}
+
+template <typename Id>
+void widen(const std::byte* from, std::span<int64_t> ids) {
+  for (size_t i = 0; i < ids.size(); ++i) {
+    Id id = 0;
+    std::memcpy(&id, from + i * sizeof(Id), sizeof(Id));
+    ids[i] = id;
+  }
+}
+
+}  // namespace
+
+std::string_view to_string(TokenFormat format) {
+  switch (format) {
+    case TokenFormat::Raw16:
+      return "raw16";
+    case TokenFormat::Raw32:
+      return "raw32";
+    case TokenFormat::Llmc16:
+      return "llmc16";
+    case TokenFormat::Llmc32:
+      return "llmc32";
+  }
+  HALFSTEP_BUG("no such token format: ", static_cast<int>(format));
+}
+
+int bytes_per_token(TokenFormat format) {
+  return format == TokenFormat::Raw16 || format == TokenFormat::Llmc16 ? 2 : 4;
+}
+
+struct TokenFile::State {
+  std::filesystem::path path;
+  files::MappedFile file;
+  int64_t vocabulary_size;
+  TokenFormat format;
+  size_t begin;  // of the ids, in bytes
+  size_t count;
+
+  State(const std::filesystem::path& at, const TokenFileOptions& options)
+      : path(at),
+        file(at),
+        vocabulary_size(options.vocabulary_size),
+        format(format_of(file.bytes(), options)),
+        begin(check_header(file.bytes(), format, at.string())),
+        count((file.bytes().size() - begin) / static_cast<size_t>(bytes_per_token(format))) {}
+
+  const std::byte* at(size_t id) const {
+    return file.bytes().data() + begin + id * static_cast<size_t>(bytes_per_token(format));
+  }
+
+  void check(size_t first, size_t many) const {
+    const auto limit = static_cast<uint64_t>(vocabulary_size);
+    const bool narrow = bytes_per_token(format) == 2;
+    const size_t good = narrow ? first_outside<uint16_t>(at(first), many, limit)
+                               : first_outside<uint32_t>(at(first), many, limit);
+    if (good == many) return;
+    int64_t id = 0;
+    narrow ? widen<uint16_t>(at(first + good), {&id, 1}) : widen<uint32_t>(at(first + good), {&id, 1});
+    detail::throw_error(detail::concat(
+        path.string(), ": token ", first + good, " (byte ", at(first + good) - file.bytes().data(), ") is ",
+        id, ", outside the vocabulary of ", vocabulary_size, ". Was the file (read as ", to_string(format),
+        ") made with another tokenizer or in another format?"));
+  }
+};
+
+TokenFile::TokenFile(const std::filesystem::path& path, const TokenFileOptions& options) {
+  HALFSTEP_CHECK(options.vocabulary_size > 0, path.string(), ": TokenFileOptions::vocabulary_size is ",
+                 options.vocabulary_size, "; give the rows of the model's embedding.");
+  state_ = std::make_unique<const State>(path, options);
+  if (options.check == TokenCheck::AtOpen) state_->check(0, state_->count);
+}
+
+TokenFile::~TokenFile() = default;
+TokenFile::TokenFile(TokenFile&&) noexcept = default;
+TokenFile& TokenFile::operator=(TokenFile&&) noexcept = default;
+
+int64_t TokenFile::size() const { return static_cast<int64_t>(state_->count); }
+TokenFormat TokenFile::format() const { return state_->format; }
+const std::filesystem::path& TokenFile::path() const { return state_->path; }
+
+void TokenFile::read(int64_t first, std::span<int64_t> ids) const {
+  HALFSTEP_CHECK(first >= 0 && first <= size() && ids.size() <= static_cast<size_t>(size() - first),
+                 state_->path.string(), ": tokens ", first, " to ", first + static_cast<int64_t>(ids.size()),
+                 " of ", size(), " were asked for.");
+  state_->check(static_cast<size_t>(first), ids.size());
+  const std::byte* const from = state_->at(static_cast<size_t>(first));
+  bytes_per_token(state_->format) == 2 ? widen<uint16_t>(from, ids) : widen<uint32_t>(from, ids);
+}
+
+}  // namespace halfstep
