@@ -1,0 +1,141 @@
+#include <gtest/gtest.h>
+#include <halfstep/token_file.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <fstream>
+#include <numeric>
+#include <vector>
+
+#include "support/error_of.h"
+
+namespace halfstep {
+namespace {
+
+using testing::error_of;
+
+class TokenFiles : public ::testing::Test {
+ protected:
+  void SetUp() override { std::filesystem::create_directory(folder_); }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  /// A file of these numbers, each as wide as its type.
+  template <typename Number>
+  std::filesystem::path file_of(const std::vector<Number>& numbers, const std::vector<int32_t>& header = {}) {
+    const auto path = folder_ / "tokens.bin";
+    std::ofstream file(path, std::ios::binary);
+    std::vector<int32_t> words(header.empty() ? 0 : 256);
+    std::copy(header.begin(), header.end(), words.begin());
+    file.write(reinterpret_cast<const char*>(words.data()), static_cast<std::streamsize>(words.size() * 4));
+    file.write(reinterpret_cast<const char*>(numbers.data()),
+               static_cast<std::streamsize>(numbers.size() * sizeof(Number)));
+    return path;
+  }
+
+  static std::vector<int64_t> all_of(const TokenFile& file) {
+    std::vector<int64_t> ids(static_cast<size_t>(file.size()));
+    file.read(0, ids);
+    return ids;
+  }
+
+  std::filesystem::path folder_ =
+      std::filesystem::temp_directory_path() / ("halfstep-token-files-" + std::to_string(getpid()));
+};
+
+TEST_F(TokenFiles, AreReadInAllFourFormats) {
+  const std::vector<int64_t> expected = {7, 0, 300, 49151};
+  const std::vector<uint16_t> narrow(expected.begin(), expected.end());
+  const std::vector<uint32_t> wide(expected.begin(), expected.end());
+  const TokenFileOptions options{.vocabulary_size = 49152};
+
+  const TokenFile raw16(file_of(narrow), options);
+  EXPECT_EQ(raw16.format(), TokenFormat::Raw16);
+  EXPECT_EQ(all_of(raw16), expected);
+  const TokenFile raw32(file_of(wide), {.vocabulary_size = 49152, .format = TokenFormat::Raw32});
+  EXPECT_EQ(all_of(raw32), expected);
+  const TokenFile llmc16(file_of(narrow, {20240520, 1, 4}), options);
+  EXPECT_EQ(llmc16.format(), TokenFormat::Llmc16);
+  EXPECT_EQ(all_of(llmc16), expected);
+  const TokenFile llmc32(file_of(wide, {20240801, 7, 4}), options);
+  EXPECT_EQ(llmc32.format(), TokenFormat::Llmc32);
+  EXPECT_EQ(all_of(llmc32), expected);
+}
+
+TEST_F(TokenFiles, WithoutHeaderHave32BitsWhereTheVocabularyNeedsThem) {
+  const TokenFile file(file_of<uint32_t>({128'000}), {.vocabulary_size = 128'256});
+  EXPECT_EQ(all_of(file), std::vector<int64_t>{128'000});
+}
+
+// At every place around the edges of the blocks in which ids are compared.
+TEST_F(TokenFiles, AnIdOutsideTheVocabularyIsFoundByItsOffset) {
+  for (const size_t place : {size_t{0}, size_t{1}, size_t{4095}, size_t{4096}, size_t{9999}}) {
+    std::vector<uint16_t> ids(10'000, 999);
+    ids[place] = 1000;
+    const auto path = file_of(ids, {20240520, 1, 10'000});
+    const std::string message = error_of([&] { TokenFile(path, {.vocabulary_size = 1000}); });
+    const std::string expected =
+        "token " + std::to_string(place) + " (byte " + std::to_string(1024 + 2 * place) + ") is 1000";
+    EXPECT_NE(message.find(expected), std::string::npos) << message;
+
+    const TokenFile lazy(path, {.vocabulary_size = 1000, .check = TokenCheck::OnRead});
+    std::vector<int64_t> one(1);
+    if (place > 0) EXPECT_EQ(error_of([&] { lazy.read(0, one); }), "no error");
+    EXPECT_NE(error_of([&] { lazy.read(static_cast<int64_t>(place), one); }).find(expected), std::string::npos);
+  }
+}
+
+TEST_F(TokenFiles, ALengthThatDoesNotFitIsRefused) {
+  const TokenFileOptions options{.vocabulary_size = 1000};
+  EXPECT_NE(error_of([&] { TokenFile(file_of<uint8_t>({1, 2, 3}), options); }).find("3 bytes"), std::string::npos);
+  for (const int32_t told : {3, 5, -1, 2'147'483'647}) {
+    const auto path = file_of<uint16_t>({1, 2, 3, 4}, {20240520, 1, told});
+    EXPECT_NE(error_of([&] { TokenFile(path, options); }).find("tells of " + std::to_string(told)),
+              std::string::npos);
+  }
+  const TokenFileOptions llmc{.vocabulary_size = 1000, .format = TokenFormat::Llmc16};
+  EXPECT_NE(error_of([&] { TokenFile(file_of<uint16_t>({1}), llmc); }).find("header alone"), std::string::npos);
+  EXPECT_NE(error_of([&] { TokenFile(file_of<uint16_t>({1}, {20240520, 2, 1}), llmc); }).find("version 2"),
+            std::string::npos);
+}
+
+TEST_F(TokenFiles, WithoutVocabularyOrBeyondTheEndAreRefused) {
+  const auto path = file_of<uint16_t>({1, 2, 3});
+  EXPECT_NE(error_of([&] { TokenFile(path, {}); }).find("vocabulary_size"), std::string::npos);
+  const TokenFile file(path, {.vocabulary_size = 4});
+  std::vector<int64_t> two(2);
+  for (const int64_t first : {int64_t{2}, int64_t{4}, int64_t{-1}, std::numeric_limits<int64_t>::max()})
+    EXPECT_NE(error_of([&] { file.read(first, two); }).find("of 3"), std::string::npos) << first;
+}
+
+TEST_F(TokenFiles, AreWrittenAsTheyAreRead) {
+  std::vector<int32_t> ids(10'000);
+  std::iota(ids.begin(), ids.end(), 0);
+  for (const auto format : {TokenFormat::Raw16, TokenFormat::Raw32, TokenFormat::Llmc16, TokenFormat::Llmc32}) {
+    const auto path = folder_ / "written.bin";
+    TokenFileWriter writer(path, format, 10'000);
+    writer.append(std::span(ids).first(3));
+    writer.append(std::span(ids).subspan(3));
+    EXPECT_FALSE(std::filesystem::exists(path)) << "before commit";
+    writer.commit();
+    const TokenFile file(path, {.vocabulary_size = 10'000, .format = format});
+    EXPECT_EQ(all_of(file), std::vector<int64_t>(ids.begin(), ids.end())) << to_string(format);
+    std::filesystem::remove(path);
+  }
+}
+
+TEST_F(TokenFiles, OfNoIdsAreFilesToo) {
+  TokenFileWriter writer(folder_ / "empty.bin", TokenFormat::Llmc16, 10);
+  writer.commit();
+  EXPECT_EQ(TokenFile(folder_ / "empty.bin", {.vocabulary_size = 10}).size(), 0);
+}
+
+TEST_F(TokenFiles, TheWriterRefusesWhatTheReaderWould) {
+  TokenFileWriter writer(folder_ / "written.bin", TokenFormat::Raw16, 100);
+  EXPECT_NE(error_of([&] { writer.append(std::vector<int32_t>{5, 100}); }).find("token 1 is 100"), std::string::npos);
+  EXPECT_NE(error_of([&] { writer.append(std::vector<int32_t>{-1}); }).find("token 0 is -1"), std::string::npos);
+  EXPECT_NE(error_of([&] { TokenFileWriter(folder_ / "x", TokenFormat::Raw16, 65'537); }).find("raw32"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace halfstep
