@@ -5,6 +5,7 @@
 #include <halfstep/autocast.h>
 #include <halfstep/checkpoint.h>
 #include <halfstep/config.h>
+#include <halfstep/data.h>
 #include <halfstep/error.h>
 #include <halfstep/formats.h>
 #include <halfstep/grads.h>
@@ -22,3 +23,5 @@
 #include <halfstep/step_report.h>
 #include <halfstep/storage.h>
 #include <halfstep/tensor_file.h>
+#include <halfstep/token_file.h>
+#include <halfstep/tokenizer.h>

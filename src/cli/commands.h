@@ -10,6 +10,7 @@ CLI::Option* add_version_flag(CLI::App& program);
 void add_checkpoint(CLI::App& program);
 void add_env(CLI::App& program);
 void add_explain(CLI::App& program);
+void add_tokenize(CLI::App& program);
 
 /// App::add_flag with a description; CLI11 2.1 finds a string literal there ambiguous in C++20.
 inline CLI::Option* add_switch(CLI::App& app, const std::string& name, const std::string& description) {

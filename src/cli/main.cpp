@@ -17,6 +17,7 @@ int run(int argc, char** argv) {
   halfstep::cli::add_checkpoint(program);
   halfstep::cli::add_env(program);
   halfstep::cli::add_explain(program);
+  halfstep::cli::add_tokenize(program);
   for (CLI::App* command : program.get_subcommands({})) command->excludes(version);
   program.footer("Every command has --help, and --json for programs that read the answer.");
   try {

@@ -1,0 +1,70 @@
+// Data to train on, as tensors.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <halfstep/config.h>
+#include <halfstep/state_dict.h>
+#include <halfstep/token_file.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <vector>
+
+namespace halfstep {
+
+struct TokenBatch {
+  at::Tensor inputs;   ///< int64, [sequences, sequence_length]
+  at::Tensor targets;  ///< the token after each
+};
+
+struct TokenBatchOptions {
+  int64_t batch_size = 0;       ///< sequences a batch; must be given
+  int64_t sequence_length = 0;  ///< tokens a sequence; must be given
+  uint64_t seed = 0;            ///< of the order
+  bool shuffle = true;          ///< false: in the order of the files, for evaluation
+};
+
+/// Batches from token files, in an order that only the seed decides, resumable at any step.
+///
+/// Each file is cut into windows of `sequence_length` inputs; a window's last target is the next one's first
+/// input, and what is left at the end of a file is too short for a window and never used. Every window comes
+/// once an epoch, in an order of its own for each epoch, which is computed, not stored: a trillion tokens
+/// need no more memory than a thousand.
+///
+/// Shuffled, every batch is full: one that reaches the end of an epoch goes on with the next. In order, the
+/// last batch of an epoch has fewer sequences where the windows do not divide, so that an evaluation sees
+/// each window once.
+///
+/// Remembers one number between batches, how many sequences were taken: a run resumed from `state_dict()`
+/// sees the same batches, bit for bit, even with another batch size from there on. Not thread-safe.
+class HALFSTEP_API TokenBatches {
+ public:
+  TokenBatches(std::vector<TokenFile> files, const TokenBatchOptions& options);
+
+  TokenBatch next();
+
+  int64_t windows() const { return windows_; }               ///< sequences an epoch
+  int64_t epoch() const { return taken_ / windows_; }        ///< of the next sequence, from 0
+  int64_t sequences_taken() const { return taken_; }
+
+  StateDict state_dict() const;
+  /// An Error that lists all that differ if the state is of other files, another seed or sequence length.
+  void load_state_dict(const StateDict& saved);
+
+ private:
+  int64_t window_at(int64_t sequence) const;
+  void read_window(int64_t window, int64_t* inputs, int64_t* targets);
+
+  std::vector<TokenFile> files_;
+  std::vector<int64_t> first_window_;  ///< of each file
+  TokenBatchOptions options_;
+  int64_t windows_ = 0;
+  int64_t tokens_ = 0;
+  int64_t taken_ = 0;
+  std::vector<int64_t> window_tokens_;
+};
+
+/// An IDX file (MNIST, Fashion-MNIST), compressed with gzip or not, in its own type and shape.
+HALFSTEP_API at::Tensor read_idx(const std::filesystem::path& path);
+
+}  // namespace halfstep

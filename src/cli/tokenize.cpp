@@ -1,0 +1,168 @@
+// `halfstep tokenize`: from text files to a file of token ids.
+#include <halfstep/error.h>
+#include <halfstep/token_file.h>
+#include <halfstep/tokenizer.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+#include "cli/progress.h"
+
+namespace halfstep::cli {
+namespace {
+
+// A part of a text that is read, encoded and written at a time: memory does not grow with the files.
+constexpr size_t kPartBytes = size_t{1} << 20;
+
+struct Request {
+  std::string tokenizer, merges, out, end_token;
+  std::string format = "nanogpt";
+  std::string missing_bytes = "refuse";
+  std::vector<std::string> inputs;
+};
+
+struct Totals {
+  uint64_t bytes = 0;
+  uint64_t dropped_bytes = 0;
+  uint64_t documents = 0;
+};
+
+Tokenizer open_tokenizer(const Request& request) {
+  const TokenizerOptions options{request.missing_bytes == "drop" ? MissingBytes::Drop : MissingBytes::Refuse};
+  if (request.tokenizer == "bytes") return Tokenizer::bytes();
+  if (!request.merges.empty()) return Tokenizer::from_gpt2(request.tokenizer, request.merges, options);
+  const std::filesystem::path path(request.tokenizer);
+  return Tokenizer::from_file(std::filesystem::is_directory(path) ? path / "tokenizer.json" : path, options);
+}
+
+TokenFormat format_for(const Request& request, int64_t vocabulary_size) {
+  const bool narrow = vocabulary_size <= int64_t{1} << 16;
+  if (request.format == "llmc") return narrow ? TokenFormat::Llmc16 : TokenFormat::Llmc32;
+  return narrow ? TokenFormat::Raw16 : TokenFormat::Raw32;
+}
+
+/// Of all inputs; 0 if one of them is not a file, so that nobody can know.
+uint64_t bytes_to_come(const std::vector<std::string>& inputs) {
+  uint64_t total = 0;
+  for (const std::string& input : inputs) {
+    std::error_code fault;
+    const bool regular = input != "-" && std::filesystem::is_regular_file(input, fault);
+    if (!regular) return 0;
+    total += std::filesystem::file_size(input, fault);
+  }
+  return total;
+}
+
+void encode_document(std::istream& in, const std::string& name, const Tokenizer& tokenizer, TokenFileWriter& out,
+                     Totals& totals, Progress& progress) {
+  TokenStream stream(tokenizer);
+  std::string part(kPartBytes, '\0');
+  std::vector<int32_t> ids;
+  try {
+    while (in.read(part.data(), static_cast<std::streamsize>(part.size())), in.gcount() > 0) {
+      const auto bytes = static_cast<size_t>(in.gcount());
+      stream.feed(std::string_view(part).substr(0, bytes), ids);
+      out.append(ids);
+      ids.clear();
+      totals.bytes += bytes;
+      progress.show(totals.bytes, static_cast<uint64_t>(out.size()));
+    }
+    stream.finish(ids);
+  } catch (const FileError&) {
+    throw;
+  } catch (const Error& error) {
+    throw Error(detail::concat(name, ": in the part before byte ", totals.bytes + kPartBytes, ": ", error.what()));
+  }
+  HALFSTEP_CHECK(!in.bad(), name, ": cannot be read: ", std::strerror(errno), ".");
+  out.append(ids);
+  totals.dropped_bytes += stream.dropped_bytes();
+  ++totals.documents;
+}
+
+void encode_input(const std::string& input, const Tokenizer& tokenizer, TokenFileWriter& out, Totals& totals,
+                  Progress& progress) {
+  if (input == "-") {
+    encode_document(std::cin, "standard input", tokenizer, out, totals, progress);
+    return;
+  }
+  HALFSTEP_CHECK(!std::filesystem::is_directory(input), input, ": is a folder. Give the files in it.");
+  std::ifstream file(input, std::ios::binary);
+  HALFSTEP_CHECK(file, input, ": cannot open: ", std::strerror(errno), ". Check the path.");
+  encode_document(file, input, tokenizer, out, totals, progress);
+}
+
+void print_answer(const Request& request, const Totals& totals, const TokenFileWriter& out, TokenFormat format,
+                  int64_t vocabulary_size, double seconds, bool json) {
+  const double megabytes_per_second = static_cast<double>(totals.bytes) / 1e6 / seconds;
+  if (json) {
+    const nlohmann::ordered_json answer = {{"out", request.out},
+                                           {"format", to_string(format)},
+                                           {"tokens", out.size()},
+                                           {"documents", totals.documents},
+                                           {"bytes", totals.bytes},
+                                           {"dropped_bytes", totals.dropped_bytes},
+                                           {"vocabulary_size", vocabulary_size},
+                                           {"seconds", seconds},
+                                           {"mb_per_s", megabytes_per_second}};
+    std::cout << answer.dump(2) << "\n";
+    return;
+  }
+  std::cout << request.out << ": " << out.size() << " tokens (" << to_string(format) << ") from " << totals.bytes
+            << " bytes in " << totals.documents << " document(s)\n";
+  if (totals.dropped_bytes > 0)
+    std::cout << totals.dropped_bytes << " bytes were left out: the vocabulary has no token for them\n";
+}
+
+void run(const Request& request, bool json) {
+  const Tokenizer tokenizer = open_tokenizer(request);
+  const int64_t vocabulary_size = tokenizer.vocabulary_size();
+  const TokenFormat format = format_for(request, vocabulary_size);
+  std::vector<int32_t> end;
+  if (!request.end_token.empty()) {
+    const auto id = tokenizer.id_of(request.end_token);
+    HALFSTEP_CHECK(id, "--end-token '", request.end_token, "': ", request.tokenizer, " has no such token.");
+    end.push_back(*id);
+  }
+  TokenFileWriter out(request.out, format, vocabulary_size);
+  Totals totals;
+  Progress progress(bytes_to_come(request.inputs));
+  for (const std::string& input : request.inputs) {
+    encode_input(input, tokenizer, out, totals, progress);
+    out.append(end);
+  }
+  out.commit();
+  progress.finish();
+  print_answer(request, totals, out, format, vocabulary_size, progress.seconds(), json);
+}
+
+}  // namespace
+
+void add_tokenize(CLI::App& program) {
+  CLI::App* const command = program.add_subcommand("tokenize", "From text files to a file of token ids");
+  auto request = std::make_shared<Request>();
+  command->add_option("--tokenizer", request->tokenizer, "tokenizer.json, its folder, or 'bytes'")
+      ->required()
+      ->type_name("FILE");
+  command->add_option("--merges", request->merges, "merges.txt, where --tokenizer is GPT-2's vocab.json")
+      ->type_name("FILE");
+  command->add_option("--out", request->out, "The file of ids to write")->required()->type_name("FILE");
+  command->add_option("--format", request->format, "Raw ids, or llm.c's header before them [nanogpt]")
+      ->check(CLI::IsMember({"nanogpt", "llmc"}))
+      ->type_name("nanogpt|llmc");
+  command->add_option("--end-token", request->end_token, "Put behind each document: <|endoftext|>")
+      ->type_name("TOKEN");
+  command->add_option("--missing-bytes", request->missing_bytes, "What has no token is refused or left out [refuse]")
+      ->check(CLI::IsMember({"refuse", "drop"}))
+      ->type_name("refuse|drop");
+  CLI::Option* const json = add_switch(*command, "--json", "The answer as JSON");
+  command->add_option("FILES", request->inputs, "Texts, each a document; '-' is the standard input")->required();
+  command->callback([request, json] { run(*request, json->count() > 0); });
+}
+
+}  // namespace halfstep::cli

@@ -1,0 +1,82 @@
+#include <ATen/ops/empty.h>
+#include <halfstep/data.h>
+#include <halfstep/error.h>
+
+#include <algorithm>
+
+#include "data/permutation.h"
+
+namespace halfstep {
+
+TokenBatches::TokenBatches(std::vector<TokenFile> files, const TokenBatchOptions& options)
+    : files_(std::move(files)), options_(options) {
+  HALFSTEP_CHECK(options.batch_size > 0 && options.sequence_length > 0, "TokenBatches: batch_size is ",
+                 options.batch_size, " and sequence_length ", options.sequence_length, "; both must be positive.");
+  for (const TokenFile& file : files_) {
+    first_window_.push_back(windows_);
+    windows_ += std::max<int64_t>(0, file.size() - 1) / options.sequence_length;
+    tokens_ += file.size();
+  }
+  HALFSTEP_CHECK(windows_ > 0, "TokenBatches: ", files_.size(), " file(s) with ", tokens_,
+                 " tokens in all hold no sequence of ", options.sequence_length,
+                 " tokens and the one after it. Give more tokens, or a shorter sequence_length.");
+  window_tokens_.resize(static_cast<size_t>(options.sequence_length) + 1);
+}
+
+int64_t TokenBatches::window_at(int64_t sequence) const {
+  const int64_t place = sequence % windows_, epoch = sequence / windows_;
+  if (!options_.shuffle) return place;
+  return static_cast<int64_t>(permuted(static_cast<uint64_t>(place), static_cast<uint64_t>(windows_), options_.seed,
+                                       static_cast<uint64_t>(epoch)));
+}
+
+void TokenBatches::read_window(int64_t window, int64_t* inputs, int64_t* targets) {
+  const auto after = std::upper_bound(first_window_.begin(), first_window_.end(), window);
+  const auto file = static_cast<size_t>(after - first_window_.begin()) - 1;
+  files_[file].read((window - first_window_[file]) * options_.sequence_length, window_tokens_);
+  std::copy(window_tokens_.begin(), window_tokens_.end() - 1, inputs);
+  std::copy(window_tokens_.begin() + 1, window_tokens_.end(), targets);
+}
+
+TokenBatch TokenBatches::next() {
+  const int64_t left = windows_ - taken_ % windows_;
+  const int64_t rows = options_.shuffle ? options_.batch_size : std::min(options_.batch_size, left);
+  const int64_t length = options_.sequence_length;
+  TokenBatch batch{at::empty({rows, length}, at::kLong), at::empty({rows, length}, at::kLong)};
+  auto* const inputs = batch.inputs.mutable_data_ptr<int64_t>();
+  auto* const targets = batch.targets.mutable_data_ptr<int64_t>();
+  for (int64_t row = 0; row < rows; ++row)
+    read_window(window_at(taken_ + row), inputs + row * length, targets + row * length);
+  taken_ += rows;
+  return batch;
+}
+
+StateDict TokenBatches::state_dict() const {
+  StateDict state;
+  state.set("sequences_taken", taken_);
+  state.set("tokens", tokens_);
+  state.set("windows", windows_);
+  state.set("sequence_length", options_.sequence_length);
+  state.set("seed", static_cast<int64_t>(options_.seed));
+  state.set("shuffle", int64_t{options_.shuffle});
+  return state;
+}
+
+void TokenBatches::load_state_dict(const StateDict& saved) {
+  const StateDict own = state_dict();
+  std::vector<std::string_view> names;
+  for (const auto& [name, value] : own) names.push_back(name);
+  saved.expect_exactly("TokenBatches", names);
+  std::string differences;
+  for (const std::string_view name : names)
+    if (name != "sequences_taken" && saved.integer(name) != own.integer(name))
+      differences += detail::concat(differences.empty() ? "" : ", ", name, " ", saved.integer(name), " (here ",
+                                    own.integer(name), ")");
+  HALFSTEP_CHECK(differences.empty(), "TokenBatches: the saved state is of other data: ", differences,
+                 ". Resume with the files and options that it was saved with.");
+  const int64_t taken = saved.integer("sequences_taken");
+  HALFSTEP_CHECK(taken >= 0, "TokenBatches: the saved state tells of ", taken, " sequences taken.");
+  taken_ = taken;
+}
+
+}  // namespace halfstep
