@@ -43,8 +43,8 @@ class HALFSTEP_API TokenBatches {
 
   TokenBatch next();
 
-  int64_t windows() const { return windows_; }               ///< sequences an epoch
-  int64_t epoch() const { return taken_ / windows_; }        ///< of the next sequence, from 0
+  int64_t windows() const { return windows_; }         ///< sequences an epoch
+  int64_t epoch() const { return taken_ / windows_; }  ///< of the next sequence, from 0
   int64_t sequences_taken() const { return taken_; }
 
   StateDict state_dict() const;

@@ -59,8 +59,8 @@ uint64_t bytes_to_come(const std::vector<std::string>& inputs) {
   return total;
 }
 
-void encode_document(std::istream& in, const std::string& name, const Tokenizer& tokenizer, TokenFileWriter& out,
-                     Totals& totals, Progress& progress) {
+void encode_document(std::istream& in, const std::string& name, const Tokenizer& tokenizer,
+                     TokenFileWriter& out, Totals& totals, Progress& progress) {
   TokenStream stream(tokenizer);
   std::string part(kPartBytes, '\0');
   std::vector<int32_t> ids;
@@ -77,7 +77,8 @@ void encode_document(std::istream& in, const std::string& name, const Tokenizer&
   } catch (const FileError&) {
     throw;
   } catch (const Error& error) {
-    throw Error(detail::concat(name, ": in the part before byte ", totals.bytes + kPartBytes, ": ", error.what()));
+    throw Error(
+        detail::concat(name, ": in the part before byte ", totals.bytes + kPartBytes, ": ", error.what()));
   }
   HALFSTEP_CHECK(!in.bad(), name, ": cannot be read: ", std::strerror(errno), ".");
   out.append(ids);
@@ -97,8 +98,8 @@ void encode_input(const std::string& input, const Tokenizer& tokenizer, TokenFil
   encode_document(file, input, tokenizer, out, totals, progress);
 }
 
-void print_answer(const Request& request, const Totals& totals, const TokenFileWriter& out, TokenFormat format,
-                  int64_t vocabulary_size, double seconds, bool json) {
+void print_answer(const Request& request, const Totals& totals, const TokenFileWriter& out,
+                  TokenFormat format, int64_t vocabulary_size, double seconds, bool json) {
   const double megabytes_per_second = static_cast<double>(totals.bytes) / 1e6 / seconds;
   if (json) {
     const nlohmann::ordered_json answer = {{"out", request.out},
@@ -113,8 +114,8 @@ void print_answer(const Request& request, const Totals& totals, const TokenFileW
     std::cout << answer.dump(2) << "\n";
     return;
   }
-  std::cout << request.out << ": " << out.size() << " tokens (" << to_string(format) << ") from " << totals.bytes
-            << " bytes in " << totals.documents << " document(s)\n";
+  std::cout << request.out << ": " << out.size() << " tokens (" << to_string(format) << ") from "
+            << totals.bytes << " bytes in " << totals.documents << " document(s)\n";
   if (totals.dropped_bytes > 0)
     std::cout << totals.dropped_bytes << " bytes were left out: the vocabulary has no token for them\n";
 }
@@ -157,11 +158,14 @@ void add_tokenize(CLI::App& program) {
       ->type_name("nanogpt|llmc");
   command->add_option("--end-token", request->end_token, "Put behind each document: <|endoftext|>")
       ->type_name("TOKEN");
-  command->add_option("--missing-bytes", request->missing_bytes, "What has no token is refused or left out [refuse]")
+  command
+      ->add_option("--missing-bytes", request->missing_bytes,
+                   "What has no token is refused or left out [refuse]")
       ->check(CLI::IsMember({"refuse", "drop"}))
       ->type_name("refuse|drop");
   CLI::Option* const json = add_switch(*command, "--json", "The answer as JSON");
-  command->add_option("FILES", request->inputs, "Texts, each a document; '-' is the standard input")->required();
+  command->add_option("FILES", request->inputs, "Texts, each a document; '-' is the standard input")
+      ->required();
   command->callback([request, json] { run(*request, json->count() > 0); });
 }
 

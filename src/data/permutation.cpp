@@ -15,9 +15,9 @@ uint64_t through_once(uint64_t index, int half_bits, uint64_t seed, uint64_t epo
   const uint64_t mask = (uint64_t{1} << half_bits) - 1;
   uint64_t left = index >> half_bits, right = index & mask;
   for (uint32_t round = 0; round < kRounds; ++round) {
-    const PhiloxWords words =
-        philox({static_cast<uint32_t>(right), round, static_cast<uint32_t>(epoch), static_cast<uint32_t>(epoch >> 32)},
-               {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
+    const PhiloxWords words = philox({static_cast<uint32_t>(right), round, static_cast<uint32_t>(epoch),
+                                      static_cast<uint32_t>(epoch >> 32)},
+                                     {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
     const uint64_t mixed = (left ^ words[0]) & mask;
     left = right;
     right = mixed;

@@ -11,7 +11,8 @@ namespace halfstep {
 TokenBatches::TokenBatches(std::vector<TokenFile> files, const TokenBatchOptions& options)
     : files_(std::move(files)), options_(options) {
   HALFSTEP_CHECK(options.batch_size > 0 && options.sequence_length > 0, "TokenBatches: batch_size is ",
-                 options.batch_size, " and sequence_length ", options.sequence_length, "; both must be positive.");
+                 options.batch_size, " and sequence_length ", options.sequence_length,
+                 "; both must be positive.");
   for (const TokenFile& file : files_) {
     first_window_.push_back(windows_);
     windows_ += std::max<int64_t>(0, file.size() - 1) / options.sequence_length;
@@ -26,8 +27,8 @@ TokenBatches::TokenBatches(std::vector<TokenFile> files, const TokenBatchOptions
 int64_t TokenBatches::window_at(int64_t sequence) const {
   const int64_t place = sequence % windows_, epoch = sequence / windows_;
   if (!options_.shuffle) return place;
-  return static_cast<int64_t>(permuted(static_cast<uint64_t>(place), static_cast<uint64_t>(windows_), options_.seed,
-                                       static_cast<uint64_t>(epoch)));
+  return static_cast<int64_t>(permuted(static_cast<uint64_t>(place), static_cast<uint64_t>(windows_),
+                                       options_.seed, static_cast<uint64_t>(epoch)));
 }
 
 void TokenBatches::read_window(int64_t window, int64_t* inputs, int64_t* targets) {
@@ -70,8 +71,8 @@ void TokenBatches::load_state_dict(const StateDict& saved) {
   std::string differences;
   for (const std::string_view name : names)
     if (name != "sequences_taken" && saved.integer(name) != own.integer(name))
-      differences += detail::concat(differences.empty() ? "" : ", ", name, " ", saved.integer(name), " (here ",
-                                    own.integer(name), ")");
+      differences += detail::concat(differences.empty() ? "" : ", ", name, " ", saved.integer(name),
+                                    " (here ", own.integer(name), ")");
   HALFSTEP_CHECK(differences.empty(), "TokenBatches: the saved state is of other data: ", differences,
                  ". Resume with the files and options that it was saved with.");
   const int64_t taken = saved.integer("sequences_taken");

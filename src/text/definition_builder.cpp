@@ -4,10 +4,13 @@
 
 #include <algorithm>
 
+#include "files/in_quotes.h"
 #include "text/byte_alphabet.h"
 
 namespace halfstep::text {
 namespace {
+
+using files::in_quotes;
 
 // Beyond any vocabulary in use (the largest have 262,144), so that a stranger's file cannot ask for all
 // memory.
@@ -23,19 +26,19 @@ void DefinitionBuilder::set_bytes(int32_t id, std::string bytes) {
 }
 
 void DefinitionBuilder::add_to_vocabulary(const std::string& token, int64_t id) {
-  HALFSTEP_CHECK(id >= 0 && id < kIdLimit, where_, ": the token '", token, "' has the id ", id,
+  HALFSTEP_CHECK(id >= 0 && id < kIdLimit, where_, ": the token ", in_quotes(token), " has the id ", id,
                  "; ids are read from 0 to ", kIdLimit - 1, ".");
   HALFSTEP_CHECK(static_cast<size_t>(id) >= bytes_of_id_.size() || !bytes_of_id_[static_cast<size_t>(id)],
-                 where_, ": the id ", id, " of '", token, "' stands twice in the vocabulary.");
-  HALFSTEP_CHECK(id_of_token_.emplace(token, static_cast<int32_t>(id)).second, where_, ": the token '", token,
-                 "' stands twice in the vocabulary.");
+                 where_, ": the id ", id, " of ", in_quotes(token), " stands twice in the vocabulary.");
+  HALFSTEP_CHECK(id_of_token_.emplace(token, static_cast<int32_t>(id)).second, where_, ": the token ",
+                 in_quotes(token), " stands twice in the vocabulary.");
   set_bytes(static_cast<int32_t>(id), bytes_of_token(token).value_or(token));
 }
 
 int32_t DefinitionBuilder::id_in_vocabulary(std::string_view token, std::string_view of_what) const {
   const auto found = id_of_token_.find(std::string(token));
-  HALFSTEP_CHECK(found != id_of_token_.end(), where_, ": merge ", merges_.size(), " ", of_what, " '", token,
-                 "', which the vocabulary has not.");
+  HALFSTEP_CHECK(found != id_of_token_.end(), where_, ": merge ", merges_.size(), " ", of_what, " ",
+                 in_quotes(token), ", which the vocabulary has not.");
   return found->second;
 }
 
@@ -48,8 +51,8 @@ void DefinitionBuilder::add_merge(std::string_view left, std::string_view right)
                     id_in_vocabulary(std::string(left) += right, "makes")};
   const uint64_t pair =
       uint64_t{static_cast<uint32_t>(merge.left)} << 32 | static_cast<uint32_t>(merge.right);
-  HALFSTEP_CHECK(pairs_.insert(pair).second, where_, ": the merge of '", left, "' and '", right,
-                 "' stands twice.");
+  HALFSTEP_CHECK(pairs_.insert(pair).second, where_, ": the merge of ", in_quotes(left), " and ",
+                 in_quotes(right), " stands twice.");
   merges_.push_back(merge);
 }
 
@@ -58,22 +61,24 @@ void DefinitionBuilder::add_added_token(const std::string& content, int64_t id, 
                  id, " has ", content.size(), " bytes; 1 to ", kAddedTokenBytes, " are read.");
   const auto in_vocabulary = id_of_token_.find(content);
   if (in_vocabulary != id_of_token_.end()) {
-    HALFSTEP_CHECK(in_vocabulary->second == id, where_, ": the added token '", content, "' has the id ", id,
-                   ", in the vocabulary ", in_vocabulary->second, ".");
-    HALFSTEP_CHECK(bytes_of_id_[static_cast<size_t>(id)] == content, where_, ": the added token '", content,
-                   "' is in the vocabulary for other bytes; what it was could not be told from its id.");
+    HALFSTEP_CHECK(in_vocabulary->second == id, where_, ": the added token ", in_quotes(content),
+                   " has the id ", id, ", in the vocabulary ", in_vocabulary->second, ".");
+    HALFSTEP_CHECK(bytes_of_id_[static_cast<size_t>(id)] == content, where_, ": the added token ",
+                   in_quotes(content),
+                   " is in the vocabulary for other bytes; what it was could not be told from its id.");
   } else {
     // The rule of `tokenizers`, which numbers new tokens itself whatever the file says.
     const int64_t expected = std::max<int64_t>(static_cast<int64_t>(id_of_token_.size()), last_added_ + 1);
-    HALFSTEP_CHECK(id == expected && id < kIdLimit, where_, ": the added token '", content, "' has the id ",
-                   id, "; behind ", id_of_token_.size(),
+    HALFSTEP_CHECK(id == expected && id < kIdLimit, where_, ": the added token ", in_quotes(content),
+                   " has the id ", id, "; behind ", id_of_token_.size(),
                    " tokens of the vocabulary and added ones it must be ", expected, ".");
     HALFSTEP_CHECK(static_cast<size_t>(id) >= bytes_of_id_.size() || !bytes_of_id_[static_cast<size_t>(id)],
-                   where_, ": the id ", id, " of the added token '", content, "' is in the vocabulary.");
+                   where_, ": the id ", id, " of the added token ", in_quotes(content),
+                   " is in the vocabulary.");
     set_bytes(static_cast<int32_t>(id), content);
   }
-  HALFSTEP_CHECK(id_of_added_.emplace(content, static_cast<int32_t>(id)).second, where_,
-                 ": the added token '", content, "' stands twice.");
+  HALFSTEP_CHECK(id_of_added_.emplace(content, static_cast<int32_t>(id)).second, where_, ": the added token ",
+                 in_quotes(content), " stands twice.");
   last_added_ = std::max(last_added_, id);
   (normalized ? second_added_ : first_added_).add(content, static_cast<int32_t>(id));
 }

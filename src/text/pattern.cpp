@@ -6,17 +6,14 @@
 
 #include <array>
 #include <cstdio>
+#include <new>
 #include <span>
+#include <string>
 
 #include "text/unicode_ranges.h"
 
 namespace halfstep::text {
 namespace {
-
-struct KnownPattern {
-  const char* name;
-  const char* expression;
-};
 
 constexpr KnownPattern kKnown[] = {
     {"GPT-2", R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)"},
@@ -95,6 +92,8 @@ pcre2_match_data* data_of(void* it) { return static_cast<pcre2_match_data*>(it);
 
 }  // namespace
 
+std::span<const KnownPattern> known_patterns() { return kKnown; }
+
 MatchScratch::MatchScratch() : data_(pcre2_match_data_create(1, nullptr)) {
   if (data_ == nullptr) throw std::bad_alloc();
 }
@@ -108,12 +107,6 @@ std::shared_ptr<const Pattern> Pattern::named_by(std::string_view expression) {
 }
 
 std::shared_ptr<const Pattern> Pattern::gpt2() { return std::make_shared<Pattern>(kKnown[0].expression); }
-
-std::string Pattern::known_names() {
-  std::string names;
-  for (const KnownPattern& known : kKnown) names += (names.empty() ? "" : ", ") + std::string(known.name);
-  return names;
-}
 
 Pattern::Pattern(std::string_view expression) {
   const std::string text = with_own_classes(expression);

@@ -3,7 +3,7 @@
 
 #include <cstddef>
 #include <memory>
-#include <string>
+#include <span>
 #include <string_view>
 
 namespace halfstep::text {
@@ -12,6 +12,14 @@ struct Match {
   size_t begin = 0;
   size_t end = 0;
 };
+
+/// A pattern by the words in which tokenizer.json has it.
+struct KnownPattern {
+  std::string_view name;
+  std::string_view expression;
+};
+
+std::span<const KnownPattern> known_patterns();
 
 enum class Search { Found, None, NeedsMoreText };
 
@@ -37,8 +45,6 @@ class Pattern {
   static std::shared_ptr<const Pattern> named_by(std::string_view expression);
   /// The pattern of the pre-tokenizer ByteLevel.
   static std::shared_ptr<const Pattern> gpt2();
-  /// "GPT-2, Llama-3, ..."
-  static std::string known_names();
 
   explicit Pattern(std::string_view expression);
   ~Pattern();

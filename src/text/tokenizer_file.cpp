@@ -2,82 +2,18 @@
 #include <halfstep/error.h>
 
 #include <algorithm>
-#include <initializer_list>
 
+#include "files/in_quotes.h"
 #include "files/json.h"
 #include "files/mapped_file.h"
 #include "text/definition_builder.h"
+#include "text/json_place.h"
 
 namespace halfstep::text {
 namespace {
 
+using files::in_quotes;
 using nlohmann::json;
-
-/// A value of the file and the way to it: "tokenizer.json: added_tokens[7].id".
-class Place {
- public:
-  Place(const json& value, std::string where, bool inside = false)
-      : value_(value), where_(std::move(where)), inside_(inside) {}
-
-  const std::string& where() const { return where_; }
-  bool is_null() const { return value_.is_null(); }
-
-  /// A key that is not named here is refused: ignoring it could change the tokens.
-  void expect_keys(std::initializer_list<std::string_view> known) const {
-    HALFSTEP_CHECK(value_.is_object(), where_, ": is ", value_.type_name(), ", expected an object.");
-    for (const auto& [key, unused] : value_.items())
-      HALFSTEP_CHECK(std::ranges::find(known, key) != known.end(), where_, ": the key '", key,
-                     "' is not known to this Halfstep.");
-  }
-  bool has(const char* key) const { return value_.is_object() && value_.contains(key); }
-  Place at(const char* key) const {
-    static const json null;
-    return {has(key) ? value_.at(key) : null, way_to(key), true};
-  }
-  const std::string& text() const {
-    HALFSTEP_CHECK(value_.is_string(), where_, ": is ", value_.type_name(), ", expected a string.");
-    return value_.get_ref<const std::string&>();
-  }
-  bool truth(bool absent) const {
-    if (value_.is_null()) return absent;
-    HALFSTEP_CHECK(value_.is_boolean(), where_, ": is ", value_.type_name(), ", expected true or false.");
-    return value_.get<bool>();
-  }
-  int64_t integer() const {
-    HALFSTEP_CHECK(
-        value_.is_number_integer() && (!value_.is_number_unsigned() || value_.get<uint64_t>() >> 63 == 0),
-        where_, ": ", value_.type_name(), " is not a whole number of 64 bits.");
-    return value_.get<int64_t>();
-  }
-  std::vector<Place> elements() const {
-    HALFSTEP_CHECK(value_.is_array(), where_, ": is ", value_.type_name(), ", expected an array.");
-    std::vector<Place> all;
-    for (const json& element : value_)
-      all.emplace_back(element, where_ + "[" + std::to_string(all.size()) + "]", true);
-    return all;
-  }
-  const json& value() const { return value_; }
-
-  void expect_false(const char* key) const {
-    HALFSTEP_CHECK(!at(key).truth(false), way_to(key), ": true is not known to this Halfstep.");
-  }
-  void expect_nothing(const char* key) const {
-    const json& value = at(key).value();
-    HALFSTEP_CHECK(value.is_null() || value == "" || value == 0, way_to(key), ": ",
-                   value.dump().substr(0, 80), " is not known to this Halfstep; null is.");
-  }
-  [[noreturn]] void refuse_type(std::string_view known) const {
-    detail::throw_error(detail::concat(where_, ": the type '", at("type").text(),
-                                       "' is not known to this Halfstep. Known: ", known, "."));
-  }
-
- private:
-  std::string way_to(std::string_view key) const { return (where_ + (inside_ ? "." : ": ")).append(key); }
-
-  const json& value_;
-  std::string where_;
-  bool inside_;  // a file; else the file itself
-};
 
 void read_vocabulary(const Place& vocabulary, DefinitionBuilder& builder) {
   HALFSTEP_CHECK(vocabulary.value().is_object(), vocabulary.where(), ": is not an object of tokens and ids.");
@@ -87,8 +23,8 @@ void read_vocabulary(const Place& vocabulary, DefinitionBuilder& builder) {
 
 void read_merge_line(std::string_view line, const std::string& where, DefinitionBuilder& builder) {
   const size_t space = line.find(' ');
-  HALFSTEP_CHECK(space != line.npos && line.find(' ', space + 1) == line.npos, where, ": the merge '",
-                 line.substr(0, 80), "' is not two tokens with a space between them.");
+  HALFSTEP_CHECK(space != line.npos && line.find(' ', space + 1) == line.npos, where, ": the merge ",
+                 in_quotes(line), " is not two tokens with a space between them.");
   builder.add_merge(line.substr(0, space), line.substr(space + 1));
 }
 
@@ -101,7 +37,7 @@ void read_merges(const Place& merges, DefinitionBuilder& builder) {
       continue;
     }
     const bool pair = merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string();
-    HALFSTEP_CHECK(pair, merges.where(), ": ", merge.dump().substr(0, 80),
+    HALFSTEP_CHECK(pair, merges.where(), ": ", in_quotes(merge.dump()),
                    " is neither \"a b\" nor a pair of strings.");
     builder.add_merge(merge[0].get_ref<const std::string&>(), merge[1].get_ref<const std::string&>());
   }
@@ -132,6 +68,13 @@ void read_added_tokens(const Place& tokens, DefinitionBuilder& builder) {
   }
 }
 
+std::string names_of_known_patterns() {
+  std::string names;
+  for (const KnownPattern& known : known_patterns())
+    names.append(names.empty() ? "" : ", ").append(known.name);
+  return names;
+}
+
 void read_pre_tokenizer(const Place& place, std::vector<Stage>& stages, bool may_be_sequence = true) {
   const std::string& type = place.at("type").text();
   if (type == "Sequence" && may_be_sequence) {
@@ -141,25 +84,25 @@ void read_pre_tokenizer(const Place& place, std::vector<Stage>& stages, bool may
   } else if (type == "Digits") {
     place.expect_keys({"type", "individual_digits"});
     stages.push_back(
-        {.kind = Stage::Kind::Digits, .digits_one_by_one = place.at("individual_digits").truth(false)});
+        {.kind = Stage::Kind::Digits, .digits_one_by_one = place.at("individual_digits").truth()});
   } else if (type == "ByteLevel") {
     place.expect_keys({"type", "add_prefix_space", "trim_offsets", "use_regex"});
     stages.push_back({.kind = Stage::Kind::ByteLevel,
-                      .add_prefix_space = place.at("add_prefix_space").truth(true),
+                      .add_prefix_space = place.at("add_prefix_space").truth(),
                       .pattern = place.at("use_regex").truth(true) ? Pattern::gpt2() : nullptr});
   } else if (type == "Split") {
     place.expect_keys({"type", "pattern", "behavior", "invert"});
     place.expect_false("invert");
     const std::string& behavior = place.at("behavior").text();
-    HALFSTEP_CHECK(behavior == "Isolated", place.where(), ".behavior: '", behavior,
-                   "' is not known to this Halfstep; Isolated is.");
+    HALFSTEP_CHECK(behavior == "Isolated", place.where(), ".behavior: ", in_quotes(behavior),
+                   " is not known to this Halfstep; Isolated is.");
     const Place pattern = place.at("pattern");
     pattern.expect_keys({"Regex"});
     const std::string& expression = pattern.at("Regex").text();
     stages.push_back({.kind = Stage::Kind::Split, .pattern = Pattern::named_by(expression)});
-    HALFSTEP_CHECK(
-        stages.back().pattern, pattern.where(), ": the expression '", expression.substr(0, 200),
-        "' is none of those that Halfstep cuts exactly as `tokenizers` does: ", Pattern::known_names(), ".");
+    HALFSTEP_CHECK(stages.back().pattern, pattern.where(), ": the expression ", in_quotes(expression),
+                   " is none of those that Halfstep cuts exactly as `tokenizers` does: ",
+                   names_of_known_patterns(), ".");
   } else {
     place.refuse_type("ByteLevel, Digits, Split and a Sequence of them");
   }

@@ -94,7 +94,9 @@ TEST_F(TokenBatchesOf, AResumedRunSeesTheBatchesOfTheUninterruptedOne) {
 
 TEST_F(TokenBatchesOf, OtherSeedsAndEpochsHaveOtherOrders) {
   const auto first_epoch = [&](uint64_t seed) {
-    return TokenBatches(files_of({{0, 401}}), {.batch_size = 100, .sequence_length = 4, .seed = seed}).next().inputs;
+    return TokenBatches(files_of({{0, 401}}), {.batch_size = 100, .sequence_length = 4, .seed = seed})
+        .next()
+        .inputs;
   };
   EXPECT_FALSE(first_epoch(1).equal(first_epoch(2)));
   TokenBatches batches(files_of({{0, 401}}), {.batch_size = 100, .sequence_length = 4});
@@ -123,8 +125,9 @@ TEST_F(TokenBatchesOf, AStateOfOtherDataIsRefusedWithAllThatDiffers) {
 }
 
 TEST_F(TokenBatchesOf, TooFewTokensOrNoSizesAreRefused) {
-  EXPECT_NE(error_of([&] { TokenBatches(files_of({{0, 4}}), {.batch_size = 1, .sequence_length = 4}); })
-                .find("4 tokens in all"),
+  EXPECT_NE(error_of([&] {
+              TokenBatches(files_of({{0, 4}}), {.batch_size = 1, .sequence_length = 4});
+            }).find("4 tokens in all"),
             std::string::npos);
   EXPECT_NE(error_of([&] { TokenBatches(files_of({{0, 40}}), {.batch_size = 1}); }).find("sequence_length 0"),
             std::string::npos);

@@ -35,7 +35,10 @@ std::string gzip(const std::string& plain) {
   return packed;
 }
 
-const std::string kTwoByThree("\0\0\x08\x02\0\0\0\x02\0\0\0\x03" "abcdef", 18);
+const std::string kTwoByThree(
+    "\0\0\x08\x02\0\0\0\x02\0\0\0\x03"
+    "abcdef",
+    18);
 const std::string kOneDouble("\0\0\x0E\x01\0\0\0\x01\x3F\xF8\0\0\0\0\0\0", 16);  // 1.5, big-endian
 
 TEST(Idx, IsReadPlainAndCompressed) {

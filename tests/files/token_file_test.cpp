@@ -80,20 +80,23 @@ TEST_F(TokenFiles, AnIdOutsideTheVocabularyIsFoundByItsOffset) {
     const TokenFile lazy(path, {.vocabulary_size = 1000, .check = TokenCheck::OnRead});
     std::vector<int64_t> one(1);
     if (place > 0) EXPECT_EQ(error_of([&] { lazy.read(0, one); }), "no error");
-    EXPECT_NE(error_of([&] { lazy.read(static_cast<int64_t>(place), one); }).find(expected), std::string::npos);
+    EXPECT_NE(error_of([&] { lazy.read(static_cast<int64_t>(place), one); }).find(expected),
+              std::string::npos);
   }
 }
 
 TEST_F(TokenFiles, ALengthThatDoesNotFitIsRefused) {
   const TokenFileOptions options{.vocabulary_size = 1000};
-  EXPECT_NE(error_of([&] { TokenFile(file_of<uint8_t>({1, 2, 3}), options); }).find("3 bytes"), std::string::npos);
+  EXPECT_NE(error_of([&] { TokenFile(file_of<uint8_t>({1, 2, 3}), options); }).find("3 bytes"),
+            std::string::npos);
   for (const int32_t told : {3, 5, -1, 2'147'483'647}) {
     const auto path = file_of<uint16_t>({1, 2, 3, 4}, {20240520, 1, told});
     EXPECT_NE(error_of([&] { TokenFile(path, options); }).find("tells of " + std::to_string(told)),
               std::string::npos);
   }
   const TokenFileOptions llmc{.vocabulary_size = 1000, .format = TokenFormat::Llmc16};
-  EXPECT_NE(error_of([&] { TokenFile(file_of<uint16_t>({1}), llmc); }).find("header alone"), std::string::npos);
+  EXPECT_NE(error_of([&] { TokenFile(file_of<uint16_t>({1}), llmc); }).find("header alone"),
+            std::string::npos);
   EXPECT_NE(error_of([&] { TokenFile(file_of<uint16_t>({1}, {20240520, 2, 1}), llmc); }).find("version 2"),
             std::string::npos);
 }
@@ -110,7 +113,8 @@ TEST_F(TokenFiles, WithoutVocabularyOrBeyondTheEndAreRefused) {
 TEST_F(TokenFiles, AreWrittenAsTheyAreRead) {
   std::vector<int32_t> ids(10'000);
   std::iota(ids.begin(), ids.end(), 0);
-  for (const auto format : {TokenFormat::Raw16, TokenFormat::Raw32, TokenFormat::Llmc16, TokenFormat::Llmc32}) {
+  for (const auto format :
+       {TokenFormat::Raw16, TokenFormat::Raw32, TokenFormat::Llmc16, TokenFormat::Llmc32}) {
     const auto path = folder_ / "written.bin";
     TokenFileWriter writer(path, format, 10'000);
     writer.append(std::span(ids).first(3));
@@ -131,8 +135,10 @@ TEST_F(TokenFiles, OfNoIdsAreFilesToo) {
 
 TEST_F(TokenFiles, TheWriterRefusesWhatTheReaderWould) {
   TokenFileWriter writer(folder_ / "written.bin", TokenFormat::Raw16, 100);
-  EXPECT_NE(error_of([&] { writer.append(std::vector<int32_t>{5, 100}); }).find("token 1 is 100"), std::string::npos);
-  EXPECT_NE(error_of([&] { writer.append(std::vector<int32_t>{-1}); }).find("token 0 is -1"), std::string::npos);
+  EXPECT_NE(error_of([&] { writer.append(std::vector<int32_t>{5, 100}); }).find("token 1 is 100"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] { writer.append(std::vector<int32_t>{-1}); }).find("token 0 is -1"),
+            std::string::npos);
   EXPECT_NE(error_of([&] { TokenFileWriter(folder_ / "x", TokenFormat::Raw16, 65'537); }).find("raw32"),
             std::string::npos);
 }

@@ -40,7 +40,7 @@ TEST_P(FaultyFile, IsRefusedByName) {
 }
 
 Json digits() { return {{"type", "Digits"}, {"individual_digits", true}}; }
-Json byte_level() { return {{"type", "ByteLevel"}}; }
+Json byte_level() { return {{"type", "ByteLevel"}, {"add_prefix_space", false}}; }
 Json sequence(Json steps) { return {{"type", "Sequence"}, {"pretokenizers", std::move(steps)}}; }
 Json split(const char* expression, const char* behavior = "Isolated") {
   return {{"type", "Split"}, {"pattern", {{"Regex", expression}}}, {"behavior", behavior}, {"invert", false}};
