@@ -2,12 +2,14 @@
 #include <gtest/gtest.h>
 #include <halfstep/tokenizer.h>
 
+#include <algorithm>
 #include <atomic>
 #include <random>
 #include <thread>
 
 #include "support/error_of.h"
 #include "support/tokenizer_json.h"
+#include "text/byte_alphabet.h"
 
 namespace halfstep {
 namespace {
@@ -60,21 +62,55 @@ TEST(Tokenizer, MergesByRankThenFromTheLeft) {
   EXPECT_EQ(tokenizer.encode("lll"), (std::vector<int32_t>{300, l}));
 }
 
-// The same word by the scan of short words and, 1,000 times over, by the heap of long ones.
-TEST(Tokenizer, LongWordsMergeAsShortOnesDo) {
-  Json file = without_added_tokens();
-  file["pre_tokenizer"] = {{"type", "ByteLevel"}, {"use_regex", false}, {"add_prefix_space", false}};
-  file["model"]["vocab"].update({{"ab", 300}, {"abc", 301}, {"bc", 302}});
-  file["model"]["merges"] = {"a b", "ab c", "b c"};
-  const auto tokenizer = tokenizer_of(file);
-  const auto once = tokenizer.encode("xbcabc");  // begins with a byte that merges with nothing
-  std::string text;
-  std::vector<int32_t> expected;
-  for (int i = 0; i < 1000; ++i) {
-    text += "xbcabc";
-    expected.insert(expected.end(), once.begin(), once.end());
+// Oracle: byte-pair encoding as it is defined, with strings: again and again the merge of lowest rank,
+// leftmost.
+std::vector<std::string> merged_by_definition(
+    const std::string& word, const std::vector<std::pair<std::string, std::string>>& merges) {
+  std::vector<std::string> tokens;
+  for (const char c : word) tokens.emplace_back(1, c);
+  for (;;) {
+    size_t best = merges.size(), place = 0;
+    for (size_t i = 0; i + 1 < tokens.size(); ++i) {
+      const auto found = std::ranges::find(merges, std::pair(tokens[i], tokens[i + 1]));
+      const auto rank = static_cast<size_t>(found - merges.begin());
+      if (rank < best) best = rank, place = i;
+    }
+    if (best == merges.size()) return tokens;
+    tokens[place] += tokens[place + 1];
+    tokens.erase(tokens.begin() + static_cast<std::ptrdiff_t>(place) + 1);
   }
-  EXPECT_EQ(tokenizer.encode(text), expected);
+}
+
+// Both ways of merging: words are from 1 to 200 bytes long, and the heap takes over above 48.
+TEST(Tokenizer, WordsMergeAsTheDefinitionSays) {
+  std::mt19937 random(3);
+  for (int round = 0; round < 20; ++round) {
+    Json file = without_added_tokens();
+    file["pre_tokenizer"] = {{"type", "ByteLevel"}, {"use_regex", false}, {"add_prefix_space", false}};
+    std::vector<std::string> tokens = {"a", "b", "c"};
+    std::vector<std::pair<std::string, std::string>> merges;
+    while (merges.size() < 40) {
+      const std::pair pair(tokens[random() % tokens.size()], tokens[random() % tokens.size()]);
+      if (std::ranges::find(merges, pair) != merges.end() || pair.first.size() + pair.second.size() > 12)
+        continue;
+      merges.push_back(pair);
+      const std::string made = pair.first + pair.second;
+      if (std::ranges::find(tokens, made) == tokens.end()) {
+        file["model"]["vocab"][made] = 256 + tokens.size();
+        tokens.push_back(made);
+      }
+      file["model"]["merges"].push_back({pair.first, pair.second});
+    }
+    const auto tokenizer = tokenizer_of(file);
+    for (size_t length = 1; length <= 200; length += 1 + random() % 9) {
+      std::string word(length, ' ');
+      for (char& c : word) c = "abc"[random() % 3];
+      std::vector<int32_t> expected;
+      for (const std::string& token : merged_by_definition(word, merges))
+        expected.push_back(*tokenizer.id_of(token));
+      EXPECT_EQ(tokenizer.encode(word), expected) << word;
+    }
+  }
 }
 
 TEST(Tokenizer, AddedTokensAreFoundInTheTextTheLongestFirst) {
@@ -127,19 +163,49 @@ TEST(Tokenizer, ThreadsShareOne) {
   EXPECT_EQ(same, 20);
 }
 
+/// One whose merges cross every place at which a word could wrongly be cut.
+Tokenizer sensitive_tokenizer(bool digits) {
+  Json file = without_added_tokens();
+  if (digits)
+    file["pre_tokenizer"] = {
+        {"type", "Sequence"},
+        {"pretokenizers", {{{"type", "Digits"}, {"individual_digits", false}}, file["pre_tokenizer"]}}};
+  const auto merge = [&](const std::string& left, const std::string& right) {
+    file["model"]["vocab"][left + right] = file["model"]["vocab"].size();
+    file["model"]["merges"].push_back({left, right});
+  };
+  const auto& of = text::byte_characters();
+  for (const char* const word : {"don", "'t", "stop", "less", "12", "\xC3\xA9", "\xE6\xBC\xA2",
+                                 "\xF0\x9F\x91\x8D", "   ", "\n\n", " \n", "\r\n", " x"}) {
+    std::string left = of[static_cast<uint8_t>(word[0])];
+    for (const char* c = word + 1; *c != 0; ++c) {
+      const std::string right = of[static_cast<uint8_t>(*c)];
+      if (!file["model"]["vocab"].contains(left + right)) merge(left, right);
+      left += right;
+    }
+  }
+  int64_t next = static_cast<int64_t>(file["model"]["vocab"].size());
+  for (const char* const token : {"<end>", "<end>less"})
+    file["added_tokens"].push_back({{"id", next++}, {"content", token}, {"special", true}});
+  return tokenizer_of(file);
+}
+
 // A file larger than memory is fed in parts; the ids must be those of the whole wherever it was cut.
 TEST(TokenStream, EveryCutInTwoGivesTheIdsOfTheWhole) {
-  const auto tokenizer = tokenizer_of(small_tokenizer());
   const std::string text =
-      "don't  stop<end>less \n\n 12\xC3\xA9\xE6\xBC\xA2\xF0\x9F\x91\x8D \xFF<en <end>  x\r\n   ";
-  const auto expected = tokenizer.encode(text);
-  for (size_t cut = 0; cut <= text.size(); ++cut) {
-    TokenStream stream(tokenizer);
-    std::vector<int32_t> ids;
-    stream.feed(text.substr(0, cut), ids);
-    stream.feed(text.substr(cut), ids);
-    stream.finish(ids);
-    EXPECT_EQ(ids, expected) << "cut at " << cut;
+      "don't  stop<end>less \n\n 12\xC3\xA9\xE6\xBC\xA2\xF0\x9F\x91\x8D \xFF<en <end>  x\r\n   x";
+  for (const bool digits : {false, true}) {
+    const auto tokenizer = sensitive_tokenizer(digits);
+    const auto expected = tokenizer.encode(text);
+    EXPECT_LT(expected.size(), text.size() - 20);
+    for (size_t cut = 0; cut <= text.size(); ++cut) {
+      TokenStream stream(tokenizer);
+      std::vector<int32_t> ids;
+      stream.feed(text.substr(0, cut), ids);
+      stream.feed(text.substr(cut), ids);
+      stream.finish(ids);
+      EXPECT_EQ(ids, expected) << "cut at " << cut << (digits ? ", with Digits" : "");
+    }
   }
 }
 
