@@ -29,18 +29,21 @@ TEST(Permutation, IsAnotherOneForEachSeedAndEpoch) {
   EXPECT_EQ(order(1, 0), order(1, 0));
 }
 
-// Of a random permutation of 8 things each of the 64 (thing, place) pairs has probability 1/8. Over 80,000
-// epochs the chi-square statistic has 49 degrees of freedom: mean 49, deviation sqrt(98). Six deviations.
+// Of a random permutation of n things each of the n^2 (thing, place) pairs has probability 1/n. Over many
+// epochs (n - 1) / n times the chi-square statistic of the pairs has (n - 1)^2 degrees of freedom: that is
+// its mean, and twice that its variance. Six deviations, and a little for the skew of few degrees.
 TEST(Permutation, PutsEachThingAnywhereEquallyOften) {
-  constexpr int kEpochs = 80'000;
-  int counts[8][8] = {};
-  for (uint64_t epoch = 0; epoch < kEpochs; ++epoch)
-    for (uint64_t i = 0; i < 8; ++i) ++counts[i][permuted(i, 8, 7, epoch)];
-  double statistic = 0;
-  constexpr double kExpected = kEpochs / 8.0;
-  for (const auto& row : counts)
-    for (const int count : row) statistic += (count - kExpected) * (count - kExpected) / kExpected;
-  EXPECT_LT(statistic, 49 + 6 * std::sqrt(98.0));
+  constexpr int kEpochs = 40'000;
+  for (const uint64_t n : {2, 3, 4, 5, 8, 20, 64}) {
+    std::vector<int> counts(n * n);
+    for (uint64_t epoch = 0; epoch < kEpochs; ++epoch)
+      for (uint64_t i = 0; i < n; ++i) ++counts[i * n + permuted(i, n, 7, epoch)];
+    const double things = static_cast<double>(n), expected = kEpochs / things;
+    double statistic = 0;
+    for (const int count : counts) statistic += (count - expected) * (count - expected) / expected;
+    const double degrees = (things - 1) * (things - 1);
+    EXPECT_LT(statistic * (things - 1) / things, degrees + 6 * std::sqrt(2 * degrees) + 10) << n;
+  }
 }
 
 }  // namespace
