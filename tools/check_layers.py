@@ -52,6 +52,7 @@ HEADER_ROOM = {
     "precision.h": "precision",
     "autocast.h": "autocast",
     "activations.h": "nn",
+    "models.h": "models",
     "mixed_precision.h": "train",
     "halfstep.h": "cli",  # the umbrella: includes all the others, declares nothing
 }

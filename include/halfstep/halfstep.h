@@ -12,6 +12,7 @@
 #include <halfstep/machine.h>
 #include <halfstep/memory.h>
 #include <halfstep/mixed_precision.h>
+#include <halfstep/models.h>
 #include <halfstep/op_policy.h>
 #include <halfstep/optim.h>
 #include <halfstep/params.h>

@@ -2,6 +2,8 @@
 #include <ATen/ops/empty.h>
 #include <halfstep/error.h>
 #include <halfstep/tensor_file.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -35,6 +37,14 @@ constexpr std::array<std::pair<TensorType, at::ScalarType>, 20> kTypes{{
 
 /// Enough pieces for every thread to have some of the largest tensor, each large enough to be worth a turn.
 constexpr size_t kPieceBytes = size_t{1} << 20;
+
+/// Tells the kernel of the pages under these bytes. Only advice: where it is not taken (Linux before 5.14)
+/// the copy takes its page faults one at a time, which made half of the time of loading.
+void advise(const std::byte* start, size_t bytes, int advice) {
+  static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto first = reinterpret_cast<uintptr_t>(start) / page * page;
+  (void)madvise(reinterpret_cast<void*>(first), reinterpret_cast<uintptr_t>(start) + bytes - first, advice);
+}
 
 }  // namespace
 
@@ -93,8 +103,16 @@ void fill_tensors_(const std::vector<TensorFill>& fills) {
           {start + done, fill.bytes.subspan(done, std::min(kPieceBytes, fill.bytes.size() - done))});
   }
   at::parallel_for(0, static_cast<int64_t>(pieces.size()), 1, [&](int64_t begin, int64_t end) {
-    for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i)
-      std::memcpy(pieces[i].to, pieces[i].from.data(), pieces[i].from.size());
+    for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
+      const auto& [to, from] = pieces[i];
+      if (from.size() >= kPieceBytes / 4) {
+        advise(from.data(), from.size(),
+               MADV_WILLNEED);  // one request for the disk, not one for every 128 KiB
+        advise(from.data(), from.size(), MADV_POPULATE_READ);
+        advise(to, from.size(), MADV_POPULATE_WRITE);
+      }
+      std::memcpy(to, from.data(), from.size());
+    }
   });
 }
 

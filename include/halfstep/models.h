@@ -1,0 +1,171 @@
+// Known models: GPT-2 and Llama from and to Hugging Face folders, and a ResNet-18.
+//
+// Ordinary torch::nn::Modules with Hugging Face's (torchvision's) parameter names. No line in them speaks of
+// precision: wrap them in MixedPrecision, or run them in an AutocastScope.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <halfstep/config.h>
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+
+namespace halfstep {
+
+/// For models whose parameters are to be filled by the caller: they are made without values. On the meta
+/// device they are made without memory too.
+struct Unfilled {
+  at::Device device = at::kCPU;
+  at::ScalarType type = at::kFloat;
+};
+
+/// A model that gives each next token a logit.
+class HALFSTEP_API CausalLM : public torch::nn::Module {
+ public:
+  /// Logits [batch, length, vocabulary] of ids [batch, length], int64.
+  virtual at::Tensor forward(const at::Tensor& ids) = 0;
+
+  /// Mean cross-entropy of `targets`, of the shape of `ids`; those that are -100 do not count. Nothing is
+  /// shifted: the target of ids[b, i] is targets[b, i], usually ids[b, i + 1].
+  at::Tensor loss(const at::Tensor& ids, const at::Tensor& targets);
+
+  /// What Hugging Face's config.json says of this model, but for the type of its weights.
+  virtual std::string config_json() const = 0;
+
+  virtual int64_t vocabulary() const = 0;
+
+  /// Backward computes each block again instead of keeping what it computed: docs/memory.md. The gradients
+  /// are the same.
+  bool recompute_blocks = false;
+};
+
+/// Fields of config.json, under its names. The defaults are GPT-2's with 124M parameters.
+struct Gpt2Config {
+  int64_t vocab_size = 50257;
+  int64_t n_positions = 1024;  ///< the longest sequence
+  int64_t n_embd = 768;        ///< width
+  int64_t n_layer = 12;
+  int64_t n_head = 12;
+  std::optional<int64_t> n_inner{};  ///< width inside the feed-forward part; 4 * n_embd if not given
+  std::string activation_function = "gelu_new";
+  double resid_pdrop = 0.1, embd_pdrop = 0.1, attn_pdrop = 0.1;  ///< dropout, in training only
+  double layer_norm_epsilon = 1e-5;
+  double initializer_range = 0.02;               ///< standard deviation of new weights
+  bool scale_attn_weights = true;                ///< divide attention logits by sqrt(head size)
+  bool scale_attn_by_inverse_layer_idx = false;  ///< and by layer + 1
+  bool tie_word_embeddings = true;
+  std::string rest = "{}";  ///< what else config.json held: written again by save_pretrained
+};
+
+/// How fast each pair of a head's elements turns with the position.
+struct RopeParameters {
+  std::string rope_type = "default";  ///< default, linear, llama3
+  double rope_theta = 10000;
+  double factor = 1;  ///< linear, llama3: slow pairs turn this many times slower
+  double low_freq_factor = 1, high_freq_factor = 4;  ///< llama3: which pairs are slow, and which are not
+  int64_t original_max_position_embeddings = 8192;   ///< llama3: the context before it was stretched
+};
+
+/// Fields of config.json, under its names. The defaults are Hugging Face's: Llama's with 7B parameters.
+struct LlamaConfig {
+  int64_t vocab_size = 32000;
+  int64_t hidden_size = 4096;
+  int64_t intermediate_size = 11008;
+  int64_t num_hidden_layers = 32;
+  int64_t num_attention_heads = 32;
+  std::optional<int64_t> num_key_value_heads{};  ///< as many as attention heads if not given
+  std::optional<int64_t> head_dim{};             ///< hidden_size / num_attention_heads if not given
+  int64_t max_position_embeddings = 2048;  ///< told to others; longer sequences are computed all the same
+  std::string hidden_act = "silu";
+  double rms_norm_eps = 1e-6;
+  double initializer_range = 0.02;
+  double attention_dropout = 0;
+  RopeParameters rope{};
+  bool attention_bias = false;
+  bool mlp_bias = false;
+  bool tie_word_embeddings = false;
+  std::string rest = "{}";  ///< what else config.json held: written again by save_pretrained
+};
+
+/// GPT-2: learned positions, layer norm before each part, biases everywhere. Linear weights lie as Hugging
+/// Face's Conv1D has them, [inputs, outputs].
+class HALFSTEP_API Gpt2 : public CausalLM {
+ public:
+  /// New weights, drawn as GPT-2's were.
+  Gpt2(Gpt2Config config, uint64_t seed);
+  Gpt2(Gpt2Config config, Unfilled unfilled);
+
+  at::Tensor forward(const at::Tensor& ids) override;
+  std::string config_json() const override;
+  int64_t vocabulary() const override { return config_.vocab_size; }
+  const Gpt2Config& config() const { return config_; }
+
+ private:
+  struct Transformer;
+  Gpt2Config config_;
+  std::shared_ptr<Transformer> transformer_;
+  at::Tensor free_head_;
+};
+
+/// Llama: rotary positions, RMS norm before each part, SwiGLU, several query heads to one of keys and values.
+class HALFSTEP_API Llama : public CausalLM {
+ public:
+  /// New weights, drawn as Hugging Face draws them.
+  Llama(LlamaConfig config, uint64_t seed);
+  Llama(LlamaConfig config, Unfilled unfilled);
+
+  at::Tensor forward(const at::Tensor& ids) override;
+  std::string config_json() const override;
+  int64_t vocabulary() const override { return config_.vocab_size; }
+  const LlamaConfig& config() const { return config_; }
+
+ private:
+  struct Model;
+  LlamaConfig config_;
+  std::shared_ptr<Model> model_;
+  at::Tensor free_head_;
+};
+
+struct LoadOptions {
+  /// The parameters' type: FP32 is what mixed precision starts from. BF16 and FP16 files are widened, which
+  /// is exact.
+  at::ScalarType type = at::kFloat;
+};
+
+/// Opens a Hugging Face folder: config.json, and model.safetensors or its shards.
+///
+/// Every tensor of the files is asked for by the model and of its shape and of the type that config.json
+/// says, and the reverse; else an Error lists all that do not fit. Pickles (pytorch_model.bin) are not
+/// opened.
+HALFSTEP_API std::shared_ptr<CausalLM> load_pretrained(const std::filesystem::path& folder,
+                                                       const LoadOptions& options = {});
+
+/// Writes config.json and model.safetensors, durably, into a folder that is made if it is not there; each
+/// file appears whole or not at all, the weights first. A tokenizer is not written.
+HALFSTEP_API void save_pretrained(const CausalLM& model, const std::filesystem::path& folder);
+
+struct ResNet18Options {
+  int64_t classes = 1000;
+  int64_t channels = 3;       ///< of the images
+  bool small_images = false;  ///< about 32 x 32: a first convolution of 3 x 3 and no pooling behind it
+};
+
+/// ResNet-18 with torchvision's parameter and buffer names, new weights drawn as torchvision draws them.
+class HALFSTEP_API ResNet18 : public torch::nn::Module {
+ public:
+  ResNet18(ResNet18Options options, uint64_t seed);
+
+  /// Logits [batch, classes] of images [batch, channels, height, width].
+  at::Tensor forward(const at::Tensor& images);
+
+ private:
+  struct Layers;
+  bool small_images_;
+  std::shared_ptr<Layers> layers_;
+};
+
+}  // namespace halfstep

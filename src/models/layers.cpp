@@ -1,0 +1,98 @@
+#include "models/layers.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/relu.h>
+#include <ATen/ops/rms_norm.h>
+#include <ATen/ops/silu.h>
+#include <halfstep/error.h>
+
+#include <utility>
+
+namespace halfstep::models {
+
+at::Tensor unfilled_parameter(torch::nn::Module& owner, const std::string& name, at::IntArrayRef sizes,
+                              Unfilled unfilled) {
+  return owner.register_parameter(name,
+                                  at::empty(sizes, at::TensorOptions(unfilled.type).device(unfilled.device)));
+}
+
+Linear::Linear(int64_t inputs, int64_t outputs, bool with_bias, Unfilled unfilled)
+    : weight(unfilled_parameter(*this, "weight", {outputs, inputs}, unfilled)) {
+  if (with_bias) bias = unfilled_parameter(*this, "bias", {outputs}, unfilled);
+}
+
+at::Tensor Linear::operator()(const at::Tensor& x) const { return at::linear(x, weight, bias); }
+
+Conv1D::Conv1D(int64_t inputs, int64_t outputs, Unfilled unfilled)
+    : weight(unfilled_parameter(*this, "weight", {inputs, outputs}, unfilled)),
+      bias(unfilled_parameter(*this, "bias", {outputs}, unfilled)) {}
+
+at::Tensor Conv1D::operator()(const at::Tensor& x) const {
+  return at::addmm(bias, x.flatten(0, 1), weight).view({x.size(0), x.size(1), weight.size(1)});
+}
+
+Embedding::Embedding(int64_t entries, int64_t width, Unfilled unfilled)
+    : weight(unfilled_parameter(*this, "weight", {entries, width}, unfilled)) {}
+
+at::Tensor Embedding::operator()(const at::Tensor& ids) const { return at::embedding(weight, ids); }
+
+LayerNorm::LayerNorm(int64_t width, double epsilon, Unfilled unfilled)
+    : epsilon(epsilon),
+      weight(unfilled_parameter(*this, "weight", {width}, unfilled)),
+      bias(unfilled_parameter(*this, "bias", {width}, unfilled)) {}
+
+at::Tensor LayerNorm::operator()(const at::Tensor& x) const {
+  return at::layer_norm(x, weight.sizes(), weight, bias, epsilon);
+}
+
+RmsNorm::RmsNorm(int64_t width, double epsilon, Unfilled unfilled)
+    : epsilon(epsilon), weight(unfilled_parameter(*this, "weight", {width}, unfilled)) {}
+
+at::Tensor RmsNorm::operator()(const at::Tensor& x) const {
+  return at::rms_norm(x, weight.sizes(), weight, epsilon);
+}
+
+Activation activation_named(const std::string& name, const char* field) {
+  const Activation gelu_tanh = [](const at::Tensor& x) { return at::gelu(x, "tanh"); };
+  const std::pair<const char*, Activation> known[] = {
+      {"silu", [](const at::Tensor& x) { return at::silu(x); }},
+      {"swish", [](const at::Tensor& x) { return at::silu(x); }},
+      {"relu", [](const at::Tensor& x) { return at::relu(x); }},
+      {"gelu", [](const at::Tensor& x) { return at::gelu(x); }},
+      // Three spellings of one formula.
+      {"gelu_new", gelu_tanh},
+      {"gelu_fast", gelu_tanh},
+      {"gelu_pytorch_tanh", gelu_tanh},
+  };
+  std::string names;
+  for (const auto& [known_name, function] : known) {
+    if (known_name == name) return function;
+    names += (names.empty() ? "" : ", ") + std::string(known_name);
+  }
+  throw Error(detail::concat(field, ": '", name, "' is not implemented; these are: ", names, "."));
+}
+
+void draw_initial_values(torch::nn::Module& model, uint64_t seed, double deviation, double of_residual) {
+  const at::NoGradGuard no_grad;
+  const auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
+  for (auto& item : model.named_parameters()) {
+    const std::string& name = item.key();
+    at::Tensor& parameter = item.value();
+    if (name.ends_with("bias")) {
+      parameter.zero_();
+    } else if (parameter.dim() == 1) {
+      parameter.fill_(1);
+    } else {
+      parameter.normal_(0, name.ends_with(".c_proj.weight") ? of_residual : deviation, generator);
+    }
+  }
+}
+
+}  // namespace halfstep::models

@@ -1,0 +1,67 @@
+// The layers that the models are made of. Unlike torch::nn's they are made without values: a model's come
+// from a file, or are drawn from its seed, and drawing 135 million of them first to throw them away takes
+// seconds.
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+#include <halfstep/models.h>
+#include <torch/nn/module.h>
+
+#include <string>
+
+namespace halfstep::models {
+
+at::Tensor unfilled_parameter(torch::nn::Module& owner, const std::string& name, at::IntArrayRef sizes,
+                              Unfilled unfilled);
+
+/// x W^T + b; weight [outputs, inputs].
+struct Linear : torch::nn::Module {
+  Linear(int64_t inputs, int64_t outputs, bool with_bias, Unfilled unfilled);
+  at::Tensor operator()(const at::Tensor& x) const;
+
+  at::Tensor weight, bias;
+};
+
+/// x W + b; weight [inputs, outputs]: how GPT-2's files hold it.
+struct Conv1D : torch::nn::Module {
+  Conv1D(int64_t inputs, int64_t outputs, Unfilled unfilled);
+  at::Tensor operator()(const at::Tensor& x) const;
+
+  at::Tensor weight, bias;
+};
+
+struct Embedding : torch::nn::Module {
+  Embedding(int64_t entries, int64_t width, Unfilled unfilled);
+  at::Tensor operator()(const at::Tensor& ids) const;
+
+  at::Tensor weight;
+};
+
+struct LayerNorm : torch::nn::Module {
+  LayerNorm(int64_t width, double epsilon, Unfilled unfilled);
+  at::Tensor operator()(const at::Tensor& x) const;
+
+  double epsilon;
+  at::Tensor weight, bias;
+};
+
+/// x / sqrt(mean(x^2) + epsilon), times a weight. The mean is taken in FP32, of BF16 and FP16 too.
+struct RmsNorm : torch::nn::Module {
+  RmsNorm(int64_t width, double epsilon, Unfilled unfilled);
+  at::Tensor operator()(const at::Tensor& x) const;
+
+  double epsilon;
+  at::Tensor weight;
+};
+
+using Activation = at::Tensor (*)(const at::Tensor&);
+
+/// By Hugging Face's name; an Error that names those there are. `field` begins it: "hidden_act".
+Activation activation_named(const std::string& name, const char* field);
+
+/// What language models start from, from one generator: biases 0, weights of norms 1, all others normal with
+/// this deviation. `of_residual` is for matrices whose products are added to the residual stream: c_proj's.
+void draw_initial_values(torch::nn::Module& model, uint64_t seed, double deviation, double of_residual);
+
+}  // namespace halfstep::models

@@ -1,0 +1,227 @@
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <halfstep/error.h>
+#include <halfstep/models.h>
+#include <halfstep/safetensors.h>
+#include <halfstep/tensor_file.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <set>
+
+#include "files/durable_file.h"
+#include "files/json.h"
+#include "files/mapped_file.h"
+#include "models/configs.h"
+#include "tensor/faults.h"
+
+namespace halfstep {
+namespace {
+
+using nlohmann::json;
+using Path = std::filesystem::path;
+
+/// What load_pretrained knows of a family beyond its module.
+struct Family {
+  const char* model_type;
+  const char* prefix;     ///< of every name but the head's; files saved from the headless model lack it
+  const char* embedding;  ///< what a tied head is tied to
+  std::vector<const char*>
+      derived;  ///< ends of names of tensors that follow from the config; old files hold them
+  std::shared_ptr<CausalLM> (*make)(const json& config, const std::string& where, Unfilled unfilled);
+};
+
+constexpr const char* kHead = "lm_head.weight";
+
+const std::vector<Family>& families() {
+  static const std::vector<Family> all{
+      {.model_type = "gpt2",
+       .prefix = "transformer.",
+       .embedding = "transformer.wte.weight",
+       .derived = {".attn.bias", ".attn.masked_bias"},  // the causal mask, and what stands in its place
+       .make = [](const json& config, const std::string& where,
+                  Unfilled unfilled) -> std::shared_ptr<CausalLM> {
+         return std::make_shared<Gpt2>(models::gpt2_config(config, where), unfilled);
+       }},
+      {.model_type = "llama",
+       .prefix = "model.",
+       .embedding = "model.embed_tokens.weight",
+       .derived = {".rotary_emb.inv_freq"},
+       .make = [](const json& config, const std::string& where,
+                  Unfilled unfilled) -> std::shared_ptr<CausalLM> {
+         return std::make_shared<Llama>(models::llama_config(config, where), unfilled);
+       }},
+  };
+  return all;
+}
+
+const Family& family_of(const json& config, const std::string& where) {
+  const auto type = config.find("model_type");
+  std::string names;
+  for (const Family& family : families()) {
+    if (type != config.end() && *type == family.model_type) return family;
+    names += (names.empty() ? "" : ", ") + std::string(family.model_type);
+  }
+  throw Error(detail::concat(where, ": model_type ",
+                             type == config.end() ? "is missing" : "is " + type->dump(),
+                             "; Halfstep has: ", names, "."));
+}
+
+json read_config(const Path& path) {
+  const files::MappedFile file(path);
+  const auto bytes = file.bytes();
+  auto config = files::read_json({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, path.string(),
+                                 {.bytes = size_t{1} << 20});
+  HALFSTEP_CHECK(config.is_object(), path.string(), ": holds ", config.type_name(), ", expected an object.");
+  return config;
+}
+
+constexpr std::pair<TensorType, const char*> kWeightTypes[] = {
+    {TensorType::F32, "float32"}, {TensorType::BF16, "bfloat16"}, {TensorType::F16, "float16"}};
+
+/// What config.json says of the weights' type; transformers 4 calls it torch_dtype.
+std::optional<TensorType> type_in(const json& config, const std::string& where) {
+  for (const char* key : {"dtype", "torch_dtype"}) {
+    const auto said = config.find(key);
+    if (said == config.end() || said->is_null()) continue;
+    for (const auto& [type, name] : kWeightTypes)
+      if (*said == name) return type;
+    throw Error(
+        detail::concat(where, ": '", key, "' is ", *said, ", expected float32, bfloat16 or float16."));
+  }
+  return std::nullopt;
+}
+
+/// The file's tensor for each name of the model.
+std::map<std::string, std::string> by_model_name(const SafetensorsFolder& source, const Family& family) {
+  const auto names = source.names();
+  const bool bare = std::none_of(names.begin(), names.end(),
+                                 [&](const auto& name) { return name.starts_with(family.prefix); });
+  std::map<std::string, std::string> found;
+  for (const std::string& name : names) {
+    if (std::any_of(family.derived.begin(), family.derived.end(),
+                    [&](const char* end) { return name.ends_with(end); }))
+      continue;
+    found.emplace(bare && name != kHead ? family.prefix + name : name, name);
+  }
+  return found;
+}
+
+/// A file may hold the head beside the embedding that it is tied to, or alone. It must be the same tensor
+/// then.
+void drop_tied_head(std::map<std::string, std::string>& found, const Family& family,
+                    const SafetensorsFolder& source, Faults& faults) {
+  const auto head = found.find(kHead);
+  if (head == found.end()) return;
+  const auto embedding = found.find(family.embedding);
+  if (embedding == found.end()) {
+    found.emplace(family.embedding, head->second);
+  } else {
+    const auto a = source.bytes(head->second), b = source.bytes(embedding->second);
+    const bool equal = a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()) == 0;
+    faults.expect(equal, "'", kHead, "' differs from '", family.embedding,
+                  "', and tie_word_embeddings says that they are one");
+  }
+  found.erase(head);
+}
+
+/// One line for everything that is in the files or in the model and not alike in both.
+void compare(const CausalLM& model, const std::map<std::string, std::string>& found,
+             const SafetensorsFolder& source, std::optional<TensorType> type, Faults& faults) {
+  const auto wanted = model.named_parameters();
+  for (const auto& [name, file_name] : found)
+    faults.expect(wanted.contains(name), "'", file_name, "' is not a tensor of this model");
+  for (const auto& item : wanted) {
+    const auto at = found.find(item.key());
+    if (at == found.end()) {
+      faults.expect(false, "'", item.key(), "' is missing");
+      continue;
+    }
+    const TensorEntry& entry = source.entry(at->second);
+    if (!type) type = entry.type;  // one type for all, where config.json names none
+    const at::IntArrayRef shape = entry.shape;
+    faults.expect(entry.type == *type && shape == item.value().sizes(), "'", at->second, "' is ",
+                  to_string(entry.type), " of shape ", shape, ", expected ", to_string(*type), " of shape ",
+                  item.value().sizes());
+  }
+  const bool known = !type || std::any_of(std::begin(kWeightTypes), std::end(kWeightTypes),
+                                          [&](const auto& row) { return row.first == *type; });
+  if (!known) faults.expect(false, "the tensors are ", to_string(*type), ", expected F32, BF16 or F16");
+}
+
+void fill(CausalLM& model, const std::map<std::string, std::string>& found, const SafetensorsFolder& source) {
+  const at::NoGradGuard no_grad;
+  std::vector<TensorFill> fills;
+  for (auto& item : model.named_parameters()) {
+    const TensorEntry& entry = source.entry(found.at(item.key()));
+    const auto bytes = source.bytes(entry.name);
+    const auto type = scalar_type_of(entry.type);
+    if (type == item.value().scalar_type()) {
+      fills.push_back({item.value(), bytes});
+    } else {
+      const at::Tensor as_stored = at::empty(item.value().sizes(), at::TensorOptions(type));
+      fill_tensors_({{as_stored, bytes}});
+      item.value().copy_(as_stored);
+    }
+  }
+  fill_tensors_(fills);
+}
+
+}  // namespace
+
+std::shared_ptr<CausalLM> load_pretrained(const Path& folder, const LoadOptions& options) {
+  const Path config_path = folder / "config.json";
+  json config = read_config(config_path);
+  const Family& family = family_of(config, config_path.string());
+  const bool only_pickle = std::filesystem::exists(folder / "pytorch_model.bin") &&
+                           !std::filesystem::exists(folder / "model.safetensors") &&
+                           !std::filesystem::exists(folder / "model.safetensors.index.json");
+  HALFSTEP_CHECK(
+      !only_pickle, folder.string(),
+      ": holds its weights as pytorch_model.bin only, a pickle: opening it would run the code in it. Save "
+      "it once more from transformers, with safe_serialization.");
+  const SafetensorsFolder source(folder);
+  const auto type = type_in(config, config_path.string());
+  // The file's, not the model's: saved again, it has the type that its parameters have then.
+  config.erase("dtype");
+  config.erase("torch_dtype");
+
+  // First without memory: a config that asks for more than the files hold is refused before it gets any.
+  const auto plan = family.make(config, config_path.string(), {.device = at::kMeta});
+  auto found = by_model_name(source, family);
+  Faults faults;
+  if (!plan->named_parameters().contains(kHead)) drop_tied_head(found, family, source, faults);
+  compare(*plan, found, source, type, faults);
+  faults.throw_if_any(("load_pretrained: " + folder.string()).c_str());
+
+  auto model = family.make(config, config_path.string(), {.device = at::kCPU, .type = options.type});
+  fill(*model, found, source);
+  return model;
+}
+
+void save_pretrained(const CausalLM& model, const Path& folder) {
+  std::vector<at::Tensor> kept;
+  std::vector<TensorToWrite> writes;
+  for (const auto& item : model.named_parameters()) {
+    kept.push_back(item.value().detach().to(at::kCPU).contiguous());
+    writes.push_back(to_write(item.key(), kept.back()));
+    HALFSTEP_CHECK(writes.back().type == writes.front().type, "save_pretrained: '", item.key(), "' is ",
+                   to_string(writes.back().type), " and '", writes.front().name, "' ",
+                   to_string(writes.front().type), "; config.json has one type for all.");
+  }
+  auto config = json::parse(model.config_json());
+  for (const auto& [type, name] : kWeightTypes)
+    if (type == writes.front().type) config["dtype"] = config["torch_dtype"] = name;
+  HALFSTEP_CHECK(config.contains("dtype"), "save_pretrained: the parameters are ",
+                 to_string(writes.front().type), ", expected F32, BF16 or F16.");
+
+  std::filesystem::create_directories(folder);
+  write_safetensors_folder(folder, writes);
+  const std::string text = config.dump(2) + "\n";
+  files::DurableFile file(folder / "config.json");
+  file.write(std::as_bytes(std::span(text)));
+  file.commit();
+}
+
+}  // namespace halfstep
