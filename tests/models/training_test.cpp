@@ -47,16 +47,15 @@ class Training : public ::testing::TestWithParam<const char*> {
 TEST_P(Training, LowPrecisionFollowsFp32ToWhereTheLossHasFallen) {
   const auto fp32 = losses_of(*model(), Precision::fp32());
   EXPECT_LT(fp32.back(), fp32.front() / 2);
-  // A loss is a mean over 128 log-probabilities of order 1. One rounding of a low format moves a logit of
-  // that order by eps / 2; some ten of them lie between an id and its logits. A path of 20 steps adds its
-  // own: each step starts from weights that already differ, which the first steps show to grow no faster than
-  // the steps.
+  // One rounding moves a logit of order 1 by up to eps / 2. Some ten lie between an id and its logits, of
+  // either sign, so that a loss differs by about sqrt(10) eps / 2 = 1.6 eps at one set of weights, and less
+  // in the mean of 128. What the path adds was measured: at most 1.2 eps in all, in BF16 at step 12. Three
+  // times that.
   const auto expect_near = [&](const Precision& precision, double epsilon) {
     const auto low = losses_of(*model(), precision);
     for (int step = 0; step < kSteps; ++step) {
       EXPECT_TRUE(std::isfinite(low[static_cast<size_t>(step)]));
-      EXPECT_NEAR(low[static_cast<size_t>(step)], fp32[static_cast<size_t>(step)],
-                  10 * epsilon / 2 * (1 + step))
+      EXPECT_NEAR(low[static_cast<size_t>(step)], fp32[static_cast<size_t>(step)], 4 * epsilon)
           << "step " << step;
     }
     EXPECT_LT(low.back(), low.front() / 2);
