@@ -34,7 +34,7 @@ TEST(Permutation, IsAnotherOneForEachSeedAndEpoch) {
 // its mean, and twice that its variance. Six deviations, and a little for the skew of few degrees.
 TEST(Permutation, PutsEachThingAnywhereEquallyOften) {
   constexpr int kEpochs = 40'000;
-  for (const uint64_t n : {2, 3, 4, 5, 8, 20, 64}) {
+  for (const uint64_t n : {2, 3, 4, 5, 8, 20}) {
     std::vector<int> counts(n * n);
     for (uint64_t epoch = 0; epoch < kEpochs; ++epoch)
       for (uint64_t i = 0; i < n; ++i) ++counts[i * n + permuted(i, n, 7, epoch)];
