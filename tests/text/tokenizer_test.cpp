@@ -81,7 +81,7 @@ std::vector<std::string> merged_by_definition(
   }
 }
 
-// Both ways of merging: words are from 1 to 200 bytes long, and the heap takes over above 48.
+// Both ways of merging: words are from 1 to 200 bytes long, and the heap takes over above 64.
 TEST(Tokenizer, WordsMergeAsTheDefinitionSays) {
   std::mt19937 random(3);
   for (int round = 0; round < 20; ++round) {
