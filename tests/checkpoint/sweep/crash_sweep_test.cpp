@@ -25,7 +25,9 @@ TEST(CrashSweep, AnyErrorAtAnyCallIsTypedAndThePreviousCheckpointWhole) {
   expect_no_faults(sweep_errors(scenario(1)), 250);
 }
 
-TEST(CrashSweep, DamageIsRefused) { expect_no_faults(sweep_damage(size_t{64} << 10, 97), 5000); }
+TEST(CrashSweep, DamageIsRefused) {
+  expect_no_faults(sweep_damage(size_t{64} << 10, 97), 9 * (64 << 10) / 97);
+}
 
 // A sweep that finds nothing must be able to find something.
 TEST(CrashSweep, ABrokenProtocolIsFound) {

@@ -39,7 +39,8 @@ class Program {
     over_scenarios("SIGKILL, then power loss",
                    [](const Scenario& one) { return sweep_kill_then_power(one, 5); });
     over_scenarios("errors", [](const Scenario& one) { return sweep_errors(one); });
-    row("damage of 64 KiB", 8 * kDamagedBytes, false, [] { return sweep_damage(kDamagedBytes, 1); });
+    // A point for each bit, and one for each length.
+    row("damage of 64 KiB", 9 * kDamagedBytes, false, [] { return sweep_damage(kDamagedBytes, 1); });
 
     const Scenario one = scenario(2);
     const auto sabotaged_power = [&](const shim::Plan& plan) {
