@@ -12,6 +12,8 @@ torch::Tensor ids_from(const char* path, int64_t vocabulary) {
   if (path == nullptr) return torch::randint(vocabulary, {1, 33}, torch::kLong);
   std::ifstream file(path);
   const std::vector<int64_t> ids{std::istream_iterator<int64_t>(file), std::istream_iterator<int64_t>()};
+  if (!file.eof() || ids.size() < 2)
+    throw halfstep::Error(std::string(path) + ": wants two token ids or more, and nothing else");
   return torch::tensor(ids).unsqueeze(0);
 }
 
@@ -27,7 +29,7 @@ int main(int argc, char** argv) try {
   const halfstep::MixedPrecision mp(halfstep::Precision::bf16(), *model,
                                     {.autocast = {.allow_emulated = true}});
   std::printf("BF16: %.4f\n", mp.forward([&] { return model->loss(inputs, targets); }).item<double>());
-} catch (const halfstep::Error& error) {
+} catch (const std::exception& error) {
   std::fprintf(stderr, "%s\n", error.what());
   return 2;
 }

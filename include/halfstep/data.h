@@ -53,6 +53,7 @@ class HALFSTEP_API TokenBatches {
 
  private:
   int64_t window_at(int64_t sequence) const;
+  int64_t digest() const;
   void read_window(int64_t window, int64_t* inputs, int64_t* targets);
 
   std::vector<TokenFile> files_;
@@ -61,6 +62,7 @@ class HALFSTEP_API TokenBatches {
   int64_t windows_ = 0;
   int64_t tokens_ = 0;
   int64_t taken_ = 0;
+  int64_t digest_ = 0;
   std::vector<int64_t> window_tokens_;
 };
 

@@ -87,6 +87,8 @@ struct LlamaConfig {
   RopeParameters rope{};
   bool attention_bias = false;
   bool mlp_bias = false;
+  std::optional<int64_t>
+      pad_token_id{};  ///< its embedding gets no gradient as an input; from the end if negative
   bool tie_word_embeddings = false;
   std::string rest = "{}";  ///< what else config.json held: written again by save_pretrained
 };
@@ -138,9 +140,10 @@ struct LoadOptions {
 
 /// Opens a Hugging Face folder: config.json, and model.safetensors or its shards.
 ///
-/// Every tensor of the files is asked for by the model and of its shape and of the type that config.json
-/// says, and the reverse; else an Error lists all that do not fit. Pickles (pytorch_model.bin) are not
-/// opened.
+/// Every tensor of the files is asked for by the model and of its shape, in F32, BF16 or F16, and the
+/// reverse; else an Error lists all that do not fit. Pickles (pytorch_model.bin) are not opened.
+///
+/// The model is in training mode, as every new module: dropout works until you call `eval()`.
 HALFSTEP_API std::shared_ptr<CausalLM> load_pretrained(const std::filesystem::path& folder,
                                                        const LoadOptions& options = {});
 

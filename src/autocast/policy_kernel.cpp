@@ -177,7 +177,7 @@ class PolicyKernel final : public c10::OperatorKernel {
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(autocast_key(device_));
     if (is_cheap_to_repeat_) return run_cheap_cast(op, keys, stack, to);
     const auto originals = statistics_.tensors(arguments(stack));
-    auto noted = noted_argument(arguments(stack));
+    auto noted = active_policy()->repeat_outputs ? noted_argument(arguments(stack)) : std::nullopt;
     auto upcasts = cast_arguments_(arguments(stack), device_, to);
     const auto is_statistic = [&](const Upcast& upcast) {
       return std::any_of(originals.begin(), originals.end(),

@@ -43,7 +43,7 @@ class OutputPacker final : public SavedTensorPacker {
         cast_(std::move(cast)) {}
 
   std::optional<PackedTensor> pack(const at::Tensor& tensor) override {
-    if (tensor.scalar_type() != cast_.scalar_type() || !tensor.is_alias_of(cast_)) return std::nullopt;
+    if (tensor.scalar_type() != cast_.scalar_type() || !share_storage(tensor, cast_)) return std::nullopt;
     // The output and the cast of it are made in the same layout again, so that views lie in them at the same
     // places.
     return PackedTensor{
@@ -77,11 +77,12 @@ void note_output(OutputRecipe recipe, const at::Tensor& input, const at::Tensor&
   if (open_scopes == 0) return;
   if (!at::GradMode::is_enabled() || !output.requires_grad() || !saved_tensors_can_be_packed()) return;
   if (output.storage_offset() != 0 || !output.is_non_overlapping_and_dense()) return;
-  if (input.layout() != at::kStrided || input.is_inference() || is_parameter_or_view_of_one(input)) return;
+  // One with gaps may come back from another packer in another order, and the output with it.
+  if (input.layout() != at::kStrided || !input.is_non_overlapping_and_dense()) return;
+  if (input.is_inference() || is_parameter_or_view_of_one(input)) return;
   for (c10::IValue& other : recipe.others) {
-    if (other.isTensor() && is_parameter_or_view_of_one(other.toTensor())) {
-      other = other.toTensor().detach().clone();  // a norm's scale: one row
-    }
+    // A norm's gain or bias, one row: an optimizer may change it before backward unseen.
+    if (other.isTensor() && other.toTensor().defined()) other = other.toTensor().detach().clone();
   }
   noted = NotedOutput{c10::weak_intrusive_ptr<c10::TensorImpl>(output.getIntrusivePtr()), output._version(),
                       input, input._version(), std::make_shared<const OutputRecipe>(std::move(recipe))};
@@ -105,7 +106,7 @@ std::optional<NotedArgument> noted_argument(std::span<const c10::IValue> argumen
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     if (!arguments[i].isTensor()) continue;
     const at::Tensor& given = arguments[i].toTensor();
-    if (given.defined() && given.scalar_type() == output.scalar_type() && given.is_alias_of(output)) {
+    if (given.defined() && given.scalar_type() == output.scalar_type() && share_storage(given, output)) {
       return NotedArgument{i, given, noted->input, noted->recipe};
     }
   }

@@ -14,7 +14,7 @@ class UpcastPacker final : public SavedTensorPacker {
 
   std::optional<PackedTensor> pack(const at::Tensor& tensor) override {
     for (const auto& [original, copy] : upcasts_) {
-      if (tensor.scalar_type() == copy.scalar_type() && tensor.is_alias_of(copy)) {
+      if (tensor.scalar_type() == copy.scalar_type() && share_storage(tensor, copy)) {
         return PackedTensor{original, cast_again(tensor, copy)};
       }
     }

@@ -24,8 +24,10 @@ std::string obstacle(const at::Tensor& tensor) {
   return "";
 }
 
+/// Memory that somebody lent to LibTorch (at::from_blob) has no allocator: its owner may write to it still.
 bool held_by_nobody_else(const at::Tensor& tensor) {
-  return tensor.use_count() == 1 && tensor.storage().use_count() == 1;
+  return tensor.use_count() == 1 && tensor.storage().use_count() == 1 &&
+         tensor.storage().allocator() != nullptr;
 }
 
 /// Row by row on the CPU, in memory that nobody writes to.

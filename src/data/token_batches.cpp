@@ -22,6 +22,7 @@ TokenBatches::TokenBatches(std::vector<TokenFile> files, const TokenBatchOptions
                  " tokens in all hold no sequence of ", options.sequence_length,
                  " tokens and the one after it. Give more tokens, or a shorter sequence_length.");
   window_tokens_.resize(static_cast<size_t>(options.sequence_length) + 1);
+  digest_ = digest();
 }
 
 int64_t TokenBatches::window_at(int64_t sequence) const {
@@ -52,8 +53,27 @@ TokenBatch TokenBatches::next() {
   return batch;
 }
 
+/// Of each file's length and of ids from all of it: enough to tell another file, or the same ones in another
+/// order, without reading them whole.
+int64_t TokenBatches::digest() const {
+  constexpr int64_t kSamples = 1024;
+  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
+  const auto mix = [&](int64_t value) { hash = (hash ^ static_cast<uint64_t>(value)) * 0x100000001b3; };
+  for (const TokenFile& file : files_) {
+    mix(file.size());
+    const int64_t stride = std::max<int64_t>(1, file.size() / kSamples);
+    for (int64_t at = 0; at < file.size(); at += stride) {
+      int64_t id = 0;
+      file.read(at, {&id, 1});
+      mix(id);
+    }
+  }
+  return static_cast<int64_t>(hash);
+}
+
 StateDict TokenBatches::state_dict() const {
   StateDict state;
+  state.set("digest", digest_);
   state.set("sequences_taken", taken_);
   state.set("tokens", tokens_);
   state.set("windows", windows_);

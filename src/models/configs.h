@@ -24,6 +24,9 @@ inline int64_t key_value_heads_of(const LlamaConfig& config) {
   return config.num_key_value_heads.value_or(config.num_attention_heads);
 }
 
+/// The row of the embedding that gets no gradient as an input; -1 for none.
+int64_t padding_row_of(const LlamaConfig& config);
+
 /// That ids are what an embedding takes: int64, [batch, length].
 void check_ids(const at::Tensor& ids);
 

@@ -38,10 +38,12 @@ at::Tensor Conv1D::operator()(const at::Tensor& x) const {
   return at::addmm(bias, x.flatten(0, 1), weight).view({x.size(0), x.size(1), weight.size(1)});
 }
 
-Embedding::Embedding(int64_t entries, int64_t width, Unfilled unfilled)
-    : weight(unfilled_parameter(*this, "weight", {entries, width}, unfilled)) {}
+Embedding::Embedding(int64_t entries, int64_t width, Unfilled unfilled, int64_t padding_id)
+    : padding_id(padding_id), weight(unfilled_parameter(*this, "weight", {entries, width}, unfilled)) {}
 
-at::Tensor Embedding::operator()(const at::Tensor& ids) const { return at::embedding(weight, ids); }
+at::Tensor Embedding::operator()(const at::Tensor& ids) const {
+  return at::embedding(weight, ids, padding_id);
+}
 
 LayerNorm::LayerNorm(int64_t width, double epsilon, Unfilled unfilled)
     : epsilon(epsilon),

@@ -32,9 +32,13 @@ struct Conv1D : torch::nn::Module {
 };
 
 struct Embedding : torch::nn::Module {
-  Embedding(int64_t entries, int64_t width, Unfilled unfilled);
+  static constexpr int64_t kNoPadding = -1;
+
+  /// The row of `padding_id` gets no gradient from here.
+  Embedding(int64_t entries, int64_t width, Unfilled unfilled, int64_t padding_id = kNoPadding);
   at::Tensor operator()(const at::Tensor& ids) const;
 
+  int64_t padding_id;
   at::Tensor weight;
 };
 

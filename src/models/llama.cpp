@@ -100,7 +100,8 @@ struct Llama::Model : torch::nn::Module {
       : rope(config.rope), head_size(models::head_size_of(config)) {
     const int64_t width = config.hidden_size;
     embed_tokens = register_module("embed_tokens",
-                                   std::make_shared<models::Embedding>(config.vocab_size, width, unfilled));
+                                   std::make_shared<models::Embedding>(config.vocab_size, width, unfilled,
+                                                                       models::padding_row_of(config)));
     for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer)
       layers->push_back(std::make_shared<Block>(config, unfilled));
     register_module("layers", layers);
@@ -137,6 +138,8 @@ Llama::Llama(LlamaConfig config, Unfilled unfilled) : config_(std::move(config))
 
 Llama::Llama(LlamaConfig config, uint64_t seed) : Llama(std::move(config), Unfilled{}) {
   models::draw_initial_values(*this, seed, config_.initializer_range, config_.initializer_range);
+  const at::NoGradGuard no_grad;
+  if (config_.pad_token_id) model_->embed_tokens->weight[models::padding_row_of(config_)].zero_();
 }
 
 at::Tensor Llama::forward(const at::Tensor& ids) {

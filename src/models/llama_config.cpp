@@ -4,6 +4,7 @@
 
 #include "models/config_fields.h"
 #include "models/configs.h"
+#include "models/layers.h"
 
 namespace halfstep {
 namespace {
@@ -88,6 +89,7 @@ LlamaConfig models::llama_config(const json& file, const std::string& where) {
   fields.take("attention_dropout", config.attention_dropout);
   fields.take("attention_bias", config.attention_bias);
   fields.take("mlp_bias", config.mlp_bias);
+  fields.take("pad_token_id", config.pad_token_id);
   fields.take("tie_word_embeddings", config.tie_word_embeddings);
   config.rope = take_rope(fields, config.max_position_embeddings);
   config.rest = fields.rest().dump();
@@ -112,6 +114,7 @@ std::string Llama::config_json() const {
   file["attention_dropout"] = config_.attention_dropout;
   file["attention_bias"] = config_.attention_bias;
   file["mlp_bias"] = config_.mlp_bias;
+  if (config_.pad_token_id) file["pad_token_id"] = *config_.pad_token_id;
   file["tie_word_embeddings"] = config_.tie_word_embeddings;
   // Both spellings, so that both generations of transformers read it.
   file["rope_parameters"] = rope_json(config_.rope);
@@ -142,7 +145,16 @@ void models::check_config(const LlamaConfig& config) {
   HALFSTEP_CHECK(config.attention_dropout >= 0 && config.attention_dropout < 1,
                  "Llama config: attention_dropout is ", config.attention_dropout,
                  ", expected 0 up to below 1.");
+  const int64_t padding = config.pad_token_id.value_or(0);
+  HALFSTEP_CHECK(padding >= -config.vocab_size && padding < config.vocab_size,
+                 "Llama config: pad_token_id is ", padding, ", outside the vocabulary of ", config.vocab_size,
+                 ".");
   check_rope(config.rope);
+}
+
+int64_t models::padding_row_of(const LlamaConfig& config) {
+  if (!config.pad_token_id) return Embedding::kNoPadding;
+  return *config.pad_token_id + (*config.pad_token_id < 0 ? config.vocab_size : 0);
 }
 
 }  // namespace halfstep

@@ -69,7 +69,10 @@ class Compressor final : public SavedTensorPacker {
     HALFSTEP_CHECK(tensor.is_cpu(), "CompressedActivations: ", traits(format_).name,
                    " is made on CPU only, and ", type, " ", tensor.sizes(), " is on ", tensor.device(),
                    ". Use Format::BF16 there.");
-    const at::Tensor dense = tensor.is_non_overlapping_and_dense() ? tensor : tensor.contiguous();
+    // In the order of its elements in memory, gaps left out: what is computed from it again has that order
+    // too.
+    const at::Tensor dense =
+        tensor.is_non_overlapping_and_dense() ? tensor : tensor.clone(at::MemoryFormat::Preserve);
     return PackedTensor{
         once(tensor, [&](const at::Tensor&) { return fp8_blocks(flat(dense.detach()), format_); }),
         [format = format_, sizes = dense.sizes().vec(), strides = dense.strides().vec(),

@@ -148,6 +148,10 @@ bool ExactSavedTensors::asked_for() {
   return c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind(&kExactKindName)) != nullptr;
 }
 
+bool share_storage(const at::Tensor& a, const at::Tensor& b) {
+  return a.has_storage() && b.has_storage() && a.is_alias_of(b);
+}
+
 bool is_parameter_or_view_of_one(const at::Tensor& tensor) {
   return is_parameter(tensor) || (tensor.is_view() && is_parameter(tensor._base()));
 }

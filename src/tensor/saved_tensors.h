@@ -68,6 +68,9 @@ class ExactSavedTensors {
   c10::DebugInfoGuard guard_;
 };
 
+/// Whether both lie in one storage. A sparse or an opaque tensor has none.
+bool share_storage(const at::Tensor& a, const at::Tensor& b);
+
 /// A leaf that requires a gradient, or a view of one.
 bool is_parameter_or_view_of_one(const at::Tensor& tensor);
 

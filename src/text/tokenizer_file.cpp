@@ -46,7 +46,8 @@ void read_merges(const Place& merges, DefinitionBuilder& builder) {
 void read_model(const Place& model, DefinitionBuilder& builder) {
   model.expect_keys({"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix",
                      "fuse_unk", "byte_fallback", "ignore_merges", "vocab", "merges"});
-  if (model.at("type").text() != "BPE") model.refuse_type("BPE");
+  // Older files name no type; those with merges are of this one.
+  if (!model.at("type").is_null() && model.at("type").text() != "BPE") model.refuse_type("BPE");
   for (const char* const key : {"dropout", "continuing_subword_prefix", "end_of_word_suffix"})
     model.expect_nothing(key);
   model.expect_false("byte_fallback");

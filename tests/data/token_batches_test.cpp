@@ -124,6 +124,13 @@ TEST_F(TokenBatchesOf, AStateOfOtherDataIsRefusedWithAllThatDiffers) {
     EXPECT_NE(message.find(word), std::string::npos) << message;
 }
 
+// A glob may list files in another order on another machine.
+TEST_F(TokenBatchesOf, AStateOfTheSameFilesInAnotherOrderIsRefused) {
+  TokenBatches a(files_of({{0, 42}, {1000, 42}}), {.batch_size = 4, .sequence_length = 4});
+  TokenBatches b(files_of({{1000, 42}, {0, 42}}), {.batch_size = 4, .sequence_length = 4});
+  EXPECT_NE(error_of([&] { b.load_state_dict(a.state_dict()); }).find("digest"), std::string::npos);
+}
+
 TEST_F(TokenBatchesOf, TooFewTokensOrNoSizesAreRefused) {
   EXPECT_NE(error_of([&] {
               TokenBatches(files_of({{0, 4}}), {.batch_size = 1, .sequence_length = 4});

@@ -63,20 +63,38 @@ TEST(Pretrained, Bf16FilesAreWidenedExactlyOrKeptAsAsked) {
   }
 }
 
+// As published files do that keep norms in F32 beside BF16 weights, whatever config.json says.
+TEST(Pretrained, TensorsOfSeveralTypesAreEachWidened) {
+  const TemporaryFolder folder;
+  const Llama model(tiny_llama(), 1);
+  save_pretrained(model, folder.path());
+  rewrite(folder.path(), [](NamedTensors& tensors) {
+    for (auto& [name, tensor] : tensors)
+      tensor = name.ends_with("norm.weight") ? tensor : tensor.to(at::kBFloat16);
+  });
+  const auto loaded = load_pretrained(folder.path());
+  for (const auto& item : model.named_parameters()) {
+    const bool kept = item.key().ends_with("norm.weight");
+    EXPECT_TRUE(at::equal(loaded->named_parameters()[item.key()],
+                          kept ? item.value() : item.value().to(at::kBFloat16).to(at::kFloat)))
+        << item.key();
+  }
+}
+
 TEST(Pretrained, AllThatDoesNotFitIsListedAtOnce) {
   const TemporaryFolder folder;
   save_pretrained(Llama(tiny_llama(), 1), folder.path());
   rewrite(folder.path(), [](NamedTensors& tensors) {
     named(tensors, "model.norm.weight") = at::ones({31});
-    named(tensors, "lm_head.weight") = at::ones({61, 32}, at::kHalf);
+    named(tensors, "lm_head.weight") = at::ones({61, 32}, at::kDouble);
     std::erase_if(tensors,
                   [](const auto& item) { return item.first == "model.layers.1.mlp.up_proj.weight"; });
     tensors.emplace_back("score.weight", at::ones({2}));
   });
   const std::string said = error_of([&] { (void)load_pretrained(folder.path()); });
   for (const char* part :
-       {"'model.norm.weight' is F32 of shape [31], expected F32 of shape [32]",
-        "'lm_head.weight' is F16 of shape [61, 32], expected F32",
+       {"'model.norm.weight' is F32 of shape [31], expected F32, BF16 or F16 of shape [32]",
+        "'lm_head.weight' is F64 of shape [61, 32], expected F32, BF16 or F16",
         "'model.layers.1.mlp.up_proj.weight' is missing", "'score.weight' is not a tensor of this model"})
     EXPECT_NE(said.find(part), std::string::npos) << part << "\nin: " << said;
 }
@@ -90,7 +108,7 @@ TEST(Pretrained, AConfigThatAsksForMoreThanTheFileHoldsIsRefusedBeforeItGetsMemo
   config.replace(config.find(size), size.size(), "\"intermediate_size\": 134217728");  // 16 GiB a matrix
   std::ofstream(folder / "config.json") << config;
   const std::string said = error_of([&] { (void)load_pretrained(folder.path()); });
-  EXPECT_NE(said.find("expected F32 of shape [134217728, 32]"), std::string::npos) << said;
+  EXPECT_NE(said.find("F16 of shape [134217728, 32]"), std::string::npos) << said;
 }
 
 TEST(Pretrained, AHeadBesideTheEmbeddingItIsTiedToMustBeEqual) {
