@@ -1,12 +1,12 @@
 #include "files/durable_file.h"
 
 #include <fcntl.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
-#include <string>
+#include <cstdio>
 #include <utility>
 
 #include "files/file_error.h"
@@ -23,14 +23,24 @@ int open_new(const std::filesystem::path& path) {
       [&] { return ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0644); });
 }
 
-// Unlike any name aside of a process that lives: ours carries the process and a count. One that is there all
-// the same was left by a process that died, whose number we have now.
-std::filesystem::path aside_of(const std::filesystem::path& path) {
-  static std::atomic<int> count{0};
-  std::filesystem::path aside = path;
-  aside += ".aside-" + std::to_string(::getpid()) + "-" + std::to_string(count++);
-  ::unlink(aside.c_str());
-  return aside;
+// A name aside by chance: the process's number would be another's too, in a second container on the same
+// disk. One that is taken is somebody's, and stays.
+OutputFile open_aside(const std::filesystem::path& path) {
+  constexpr int kMostTries = 100;
+  for (int i = 1;; ++i) {
+    uint64_t chance = 0;
+    if (::getrandom(&chance, sizeof chance, 0) != static_cast<ssize_t>(sizeof chance))
+      throw_file_error("choose a name beside", path);
+    char suffix[40];
+    std::snprintf(suffix, sizeof suffix, ".aside-%016llx", static_cast<unsigned long long>(chance));
+    std::filesystem::path aside = path;
+    aside += suffix;
+    try {
+      return OutputFile(aside);
+    } catch (const FileError& error) {
+      if (error.code() != EEXIST || i == kMostTries) throw;
+    }
+  }
 }
 
 }  // namespace
@@ -43,37 +53,54 @@ OutputFile::~OutputFile() {
   if (file_ >= 0) ::close(file_);
 }
 
+void OutputFile::fail(std::string_view doing) {
+  failed_ = true;
+  throw_file_error(doing, path_);
+}
+
+void OutputFile::check_whole() const {
+  HALFSTEP_CHECK(
+      !failed_ && file_ >= 0, path_.string(), ": ",
+      failed_ ? "an earlier write or sync failed, so its content cannot be trusted" : "is closed already",
+      ". Write it anew, from its beginning.");
+}
+
 void OutputFile::write(std::span<const std::byte> bytes) {
+  check_whole();
   while (!bytes.empty()) {
     const ssize_t written =
         uninterrupted([&] { return ::write(file_, bytes.data(), std::min(bytes.size(), kLargestWrite)); });
     if (written == 0) errno = EIO;  // no progress and no error: asked again it could go on for ever
-    if (written <= 0) throw_file_error("write", path_);
+    if (written <= 0) fail("write");
     bytes = bytes.subspan(static_cast<size_t>(written));
   }
 }
 
 void OutputFile::write_at(uint64_t offset, std::span<const std::byte> bytes) {
+  check_whole();
   while (!bytes.empty()) {
-    const ssize_t written =
-        ::pwrite(file_, bytes.data(), std::min(bytes.size(), kLargestWrite), static_cast<off_t>(offset));
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) throw_file_error("write", path_);
+    const ssize_t written = uninterrupted([&] {
+      return ::pwrite(file_, bytes.data(), std::min(bytes.size(), kLargestWrite), static_cast<off_t>(offset));
+    });
+    if (written == 0) errno = EIO;  // as above
+    if (written <= 0) fail("write");
     bytes = bytes.subspan(static_cast<size_t>(written));
     offset += static_cast<uint64_t>(written);
   }
 }
 
 void OutputFile::sync() {
-  if (uninterrupted([&] { return ::fsync(file_); }) != 0) throw_file_error("sync", path_);
+  check_whole();
+  if (uninterrupted([&] { return ::fsync(file_); }) != 0) fail("sync");
 }
 
 void OutputFile::close() {
+  check_whole();
   // Whatever close returns, Linux has released the number; closing again could close another's file.
-  if (::close(std::exchange(file_, -1)) != 0 && errno != EINTR) throw_file_error("close", path_);
+  if (::close(std::exchange(file_, -1)) != 0 && errno != EINTR) fail("close");
 }
 
-DurableFile::DurableFile(const std::filesystem::path& path) : path_(path), file_(aside_of(path)) {}
+DurableFile::DurableFile(const std::filesystem::path& path) : path_(path), file_(open_aside(path)) {}
 
 DurableFile::~DurableFile() {
   if (!renamed_) ::unlink(file_.path().c_str());

@@ -10,8 +10,8 @@
 namespace halfstep::files {
 
 /// A new file, written from its beginning. An interrupted or short write is taken up again; every other
-/// refusal of the operating system is a FileError. What was written is durable after `sync`; its name, after
-/// sync_folder.
+/// refusal of the operating system is a FileError, after which every call is an Error: the file is lost. What
+/// was written is durable after `sync`; its name, after sync_folder.
 class OutputFile {
  public:
   /// Refuses a name that exists, a link included.
@@ -33,8 +33,12 @@ class OutputFile {
   const std::filesystem::path& path() const { return path_; }
 
  private:
+  [[noreturn]] void fail(std::string_view doing);
+  void check_whole() const;
+
   std::filesystem::path path_;
   int file_ = -1;
+  bool failed_ = false;
 };
 
 /// Written aside, synced, and renamed into place by `commit`. Until then what stood under that name stays as

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
 #include <iterator>
 
@@ -96,6 +97,37 @@ TEST(DurableFile, SyncsBytesBeforeTheNameAndTheFolderAfterIt) {
     if (call == Call::Rename) order += 'r';
   }
   EXPECT_EQ(order, "srs");
+}
+
+// Linux may have dropped the pages that it could not write, and would report success the second time.
+TEST(DurableFile, AfterAFailedSyncNoSecondCommitSucceeds) {
+  const ScratchFolder scratch;
+  const fs::path path = scratch.path() / "file";
+  std::ofstream(path) << kOld;
+  const std::vector<Call> calls = replace_under({}).calls;
+  const auto sync = std::find(calls.begin(), calls.end(), Call::Fsync) - calls.begin();
+  shim::begin({.folder = scratch.path(), .fault = Fault::Fail, .at = sync, .code = EIO});
+  DurableFile file(path);
+  for (int half = 0; half < 2; ++half)
+    file.write(std::as_bytes(std::span(kNew)).subspan(half * kNew.size() / 2, kNew.size() / 2));
+  EXPECT_THROW(file.commit(), FileError);
+  EXPECT_THROW(file.commit(), Error);
+  EXPECT_THROW(file.write(std::as_bytes(std::span(kNew))), Error);
+  EXPECT_THROW(file.write_at(0, std::as_bytes(std::span(kNew))), Error);
+  shim::end();
+  EXPECT_EQ(content_of(path), kOld);
+}
+
+// In two containers on one disk, two processes have the same number.
+TEST(DurableFile, ANameAsideThatIsTakenIsSomebodysAndStays) {
+  const ScratchFolder scratch;
+  const fs::path path = scratch.path() / "file";
+  const std::string aside = path.string() + ".aside-" + std::to_string(::getpid()) + "-";
+  for (int i = 0; i < 1000; ++i) std::ofstream(aside + std::to_string(i)) << "another's";
+  DurableFile file(path);
+  file.write(std::as_bytes(std::span(kNew)));
+  file.commit();
+  for (int i = 0; i < 1000; ++i) ASSERT_EQ(content_of(aside + std::to_string(i)), "another's");
 }
 
 TEST(DurableFile, WithoutCommitNothingIsLeft) {
