@@ -6,6 +6,7 @@
 
 #include "files/in_quotes.h"
 #include "files/step_folders.h"
+#include "files/tensor_size.h"
 
 namespace halfstep::files {
 namespace {
@@ -14,7 +15,6 @@ namespace fs = std::filesystem;
 
 // Read and hashed in pieces that stay in the cache between the two.
 constexpr uint64_t kPieceBytes = uint64_t{1} << 18;
-constexpr uint64_t kLargestManifest = uint64_t{64} << 20;
 
 fs::path folder_of_step(const fs::path& run, int64_t step) {
   const fs::path folder = run / step_name(step);
@@ -40,6 +40,11 @@ std::string fault_of(const fs::path& file, const ManifestPart& part, const Manif
   return detail::concat(file.string(), ": tensor ", in_quotes(tensor.name), " of part ", in_quotes(part.name),
                         " is damaged: its ", tensor.end - tensor.begin,
                         " bytes are not those that were saved.");
+}
+
+std::string fault_of_bools(const fs::path& file, const ManifestPart& part, const ManifestTensor& tensor) {
+  return detail::concat(file.string(), ": tensor ", in_quotes(tensor.name), " of part ", in_quotes(part.name),
+                        " of type BOOL has an element that is neither 0 nor 1.");
 }
 
 }  // namespace
@@ -71,12 +76,8 @@ void CheckpointReader::read(const ManifestPart& part, const ManifestTensor& tens
     rest = rest.subspan(piece.size());
   }
   HALFSTEP_CHECK(hash.finish() == tensor.sha256, fault_of(tensors_.path(), part, tensor));
-  // A bool of another value is undefined behaviour for whoever reads it as one.
-  HALFSTEP_CHECK(
-      tensor.type != TensorType::BOOL ||
-          std::all_of(into.begin(), into.end(), [](std::byte byte) { return byte <= std::byte{1}; }),
-      tensors_.path().string(), ": tensor ", in_quotes(tensor.name),
-      " of type BOOL has an element that is neither 0 nor 1.");
+  HALFSTEP_CHECK(tensor.type != TensorType::BOOL || are_bools(into),
+                 fault_of_bools(tensors_.path(), part, tensor));
 }
 
 std::vector<std::string> CheckpointReader::faults() const {
@@ -85,13 +86,18 @@ std::vector<std::string> CheckpointReader::faults() const {
   Sha256 hash;
   for (const ManifestPart& part : manifest_.parts) {
     for (const ManifestTensor& tensor : part.tensors) {
+      bool bools = true;
       for (uint64_t at = tensor.begin; at < tensor.end;) {
         const auto bytes = std::span(piece).first(std::min<uint64_t>(tensor.end - at, kPieceBytes));
         tensors_.read(manifest_.file.header_bytes + at, bytes);
         hash.update(bytes);
+        bools = bools && (tensor.type != TensorType::BOOL || are_bools(bytes));
         at += bytes.size();
       }
-      if (hash.finish() != tensor.sha256) faults.push_back(fault_of(tensors_.path(), part, tensor));
+      if (hash.finish() != tensor.sha256)
+        faults.push_back(fault_of(tensors_.path(), part, tensor));
+      else if (!bools)
+        faults.push_back(fault_of_bools(tensors_.path(), part, tensor));
     }
   }
   return faults;

@@ -6,11 +6,14 @@
 #include <algorithm>
 #include <cstdio>
 #include <future>
+#include <optional>
 #include <set>
 
 #include "files/durable_file.h"
 #include "files/file_error.h"
+#include "files/in_quotes.h"
 #include "files/step_folders.h"
+#include "files/tensor_size.h"
 
 namespace halfstep::files {
 namespace {
@@ -65,6 +68,10 @@ void check(const CheckpointToSave& checkpoint) {
   for (const PartToSave& part : checkpoint.parts) {
     check_part_name(part.name, "checkpoint");
     HALFSTEP_CHECK(parts.insert(part.name).second, "checkpoint: part '", part.name, "' stands twice.");
+    for (const auto& [tensor, strides] : part.tensors)
+      HALFSTEP_CHECK(tensor.type != TensorType::BOOL || are_bools(tensor.bytes), "checkpoint: tensor ",
+                     in_quotes(tensor.name), " of part ", in_quotes(part.name),
+                     " of type BOOL has an element that is neither 0 nor 1. Save it as U8.");
   }
 }
 
@@ -84,6 +91,7 @@ void CheckpointWriter::save(const CheckpointToSave& checkpoint) {
                  ", which would be taken for the latest. If this run began from an older one, call "
                  "remove_newer_than first.");
   remove_leftovers(run_);
+  remove_aside(run_, checkpoint.step);
   const fs::path aside = aside_folder(run_, checkpoint.step);
   try {
     write_aside(checkpoint, aside);
@@ -123,8 +131,11 @@ void CheckpointWriter::write_aside(const CheckpointToSave& checkpoint, const fs:
   data.close();
   hashed.get();
 
+  // What would be refused when it is read must not become the reason to remove an older one.
+  const std::string text = to_text(manifest);
+  (void)parse_manifest(text, "checkpoint: cannot be saved, for its manifest could not be read again");
   OutputFile list(aside / kManifestName);
-  list.write(to_text(manifest));
+  list.write(text);
   list.sync();
   list.close();
   sync_folder(aside);
@@ -144,22 +155,26 @@ void CheckpointWriter::give_name(const fs::path& aside, int64_t step) {
 
 void CheckpointWriter::remove_old() {
   if (keep_last_ == 0) return;
-  std::vector<int64_t> steps;
+  std::optional<FileError> news;
   try {
-    steps = checkpoint_steps(run_);
+    std::vector<int64_t> steps = checkpoint_steps(run_);
     steps.resize(steps.size() - std::min(steps.size(), static_cast<size_t>(keep_last_)));
-    remove_steps(run_, steps);
+    for (const NotRemoved& each : remove_steps(run_, steps))
+      if (told_.insert(each.step).second && !news) news = each.why;
   } catch (const FileError& error) {
-    throw FileError(
-        detail::concat("the checkpoint is saved, but an older one could not be removed: ", error.what()),
-        error.code());
+    news = error;
   }
+  if (news)
+    throw FileError(
+        detail::concat("the checkpoint is saved, but an older one could not be removed: ", news->what()),
+        news->code());
 }
 
 void CheckpointWriter::remove_newer_than(int64_t step) {
   std::vector<int64_t> steps = checkpoint_steps(run_);
   std::erase_if(steps, [&](int64_t each) { return each <= step; });
-  remove_steps(run_, steps);
+  const std::vector<NotRemoved> kept = remove_steps(run_, steps);
+  if (!kept.empty()) throw FileError(kept.front().why);
 }
 
 }  // namespace halfstep::files

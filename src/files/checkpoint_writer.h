@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <set>
 
 #include "files/folder_lock.h"
 #include "files/manifest.h"
@@ -38,7 +39,7 @@ class CheckpointWriter {
   CheckpointWriter(const std::filesystem::path& run, int64_t keep_last);
 
   /// Durable when it returns. Older checkpoints than the last `keep_last` are removed only then; an error in
-  /// that says that the new one is saved.
+  /// that says that the new one is saved, and comes once for each that cannot be removed.
   void save(const CheckpointToSave& checkpoint);
 
   /// Removes the checkpoints after a step: a run that goes on from there makes them anew.
@@ -55,6 +56,7 @@ class CheckpointWriter {
   std::filesystem::path run_;
   int64_t keep_last_;
   FolderLock lock_;
+  std::set<int64_t> told_;  ///< steps that could not be removed, of which a caller has heard
 };
 
 }  // namespace halfstep::files

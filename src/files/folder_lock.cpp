@@ -19,29 +19,41 @@ std::string holder_of(int file) {
   return count > 0 ? "process " + std::string(text, static_cast<size_t>(count)) : "another process";
 }
 
+bool try_lock(int file) {
+  return uninterrupted([&] { return ::flock(file, LOCK_EX | LOCK_NB); }) == 0;
+}
+
+[[noreturn]] void refuse(const std::filesystem::path& folder, const std::string& holder) {
+  throw Error(
+      detail::concat(folder.string(), ": ", holder,
+                     " writes checkpoints into this folder. Wait for it to end, or choose another folder."));
+}
+
 }  // namespace
 
-FolderLock::FolderLock(const std::filesystem::path& folder) {
+// Delegates, so that the destructor closes what was opened when this throws.
+FolderLock::FolderLock(const std::filesystem::path& folder) : FolderLock() {
   const std::filesystem::path path = folder / ".lock";
   file_ =
       uninterrupted([&] { return ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644); });
   if (file_ < 0) throw_file_error("open", path);
-  if (uninterrupted([&] { return ::flock(file_, LOCK_EX | LOCK_NB); }) == 0) {
-    // For the message of whoever comes second; without it that message is less helpful, and all else the
-    // same.
-    const std::string process = std::to_string(::getpid());
-    if (::ftruncate(file_, 0) == 0) (void)!::pwrite(file_, process.data(), process.size(), 0);
-    return;
+  if (!try_lock(file_)) {
+    if (errno != EWOULDBLOCK) throw_file_error("lock", path);
+    refuse(folder, holder_of(file_));
   }
-  const int code = errno;
-  const std::string holder = holder_of(file_);
-  ::close(file_);
-  HALFSTEP_CHECK(code != EWOULDBLOCK, folder.string(), ": ", holder,
-                 " writes checkpoints into this folder. Wait for it to end, or choose another folder.");
-  errno = code;
-  throw_file_error("lock", path);
+  folder_ = uninterrupted([&] { return ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); });
+  if (folder_ < 0) throw_file_error("open the folder", folder);
+  // NFS locks no folder (EBADF, for it is not open for writing): `.lock` alone guards it there.
+  if (!try_lock(folder_) && errno == EWOULDBLOCK) refuse(folder, "another process");
+
+  // For the message of whoever comes second; without it that message is less helpful, and all else the same.
+  const std::string process = std::to_string(::getpid());
+  if (::ftruncate(file_, 0) == 0) (void)!::pwrite(file_, process.data(), process.size(), 0);
 }
 
-FolderLock::~FolderLock() { ::close(file_); }
+FolderLock::~FolderLock() {
+  if (folder_ >= 0) ::close(folder_);
+  if (file_ >= 0) ::close(file_);
+}
 
 }  // namespace halfstep::files

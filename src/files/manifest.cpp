@@ -150,6 +150,8 @@ std::string to_text(const Manifest& manifest) {
 std::string sealed(std::string_view body) { return std::string(body) + seal_of(body); }
 
 Manifest parse_manifest(std::string_view text, std::string_view where) {
+  HALFSTEP_CHECK(text.size() <= kLargestManifest, where, ": ", text.size(), " bytes; at most ",
+                 kLargestManifest, " are read. Save long texts as tensors of type uint8.");
   const size_t seal_bytes = seal_of("").size();
   HALFSTEP_CHECK(text.size() > seal_bytes, where, ": ", text.size(), " bytes are no manifest.");
   const std::string_view body = text.substr(0, text.size() - seal_bytes);

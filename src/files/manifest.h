@@ -17,6 +17,9 @@ namespace halfstep::files {
 /// The layout that this Halfstep writes. A larger one is refused by number.
 inline constexpr int64_t kManifestFormat = 1;
 
+/// The longest that is read, and so the longest that is written.
+inline constexpr uint64_t kLargestManifest = uint64_t{64} << 20;
+
 /// The only names of files in a checkpoint. A manifest is a stranger's: no name in it is ever used as a path.
 inline constexpr std::string_view kManifestName = "manifest.json";
 inline constexpr std::string_view kTensorsName = "tensors.safetensors";

@@ -55,26 +55,80 @@ std::optional<int64_t> step_of(const std::string& name) {
   return step;
 }
 
-bool is_folder(const fs::path& path) {
+enum class Kind { Absent, Folder, Other };
+
+Kind kind_of(const fs::path& path) {
   struct stat status{};
-  if (::lstat(path.c_str(), &status) != 0) throw_file_error("look at", path);
-  return S_ISDIR(status.st_mode);
+  if (::lstat(path.c_str(), &status) == 0) return S_ISDIR(status.st_mode) ? Kind::Folder : Kind::Other;
+  if (errno != ENOENT) throw_file_error("look at", path);
+  return Kind::Absent;
 }
 
-// Files of a checkpoint lie flat. Anything deeper is not ours, and is refused by rmdir.
-void remove_folder(const fs::path& folder) {
-  if (is_folder(folder)) {
-    for (const std::string& name : names_in(folder))
-      if (::unlink((folder / name).c_str()) != 0 && errno != EISDIR)
-        throw_file_error("remove", folder / name);
-    if (::rmdir(folder.c_str()) != 0) throw_file_error("remove the folder", folder);
-  } else if (::unlink(folder.c_str()) != 0) {
-    throw_file_error("remove", folder);
+// With all that is in it, but not what links in it point to. One file that stays, because it is immutable or
+// open on NFS, does not keep the rest; the first refusal is thrown when all else is gone.
+void remove_all_of(const fs::path& path) {
+  const Kind kind = kind_of(path);
+  if (kind == Kind::Absent) return;
+  if (kind == Kind::Other) {
+    if (::unlink(path.c_str()) != 0) throw_file_error("remove", path);
+    return;
   }
+  std::optional<FileError> refusal;
+  for (const std::string& name : names_in(path)) {
+    try {
+      remove_all_of(path / name);
+    } catch (const FileError& error) {
+      if (!refusal) refusal = error;
+    }
+  }
+  if (refusal) throw FileError(*refusal);
+  if (::rmdir(path.c_str()) != 0) throw_file_error("remove the folder", path);
 }
 
 fs::path prefixed(const fs::path& run, std::string_view prefix, int64_t step) {
   return run / (std::string(prefix) + step_name(step));
+}
+
+// A name that the checkpoint of a step had while it was written or removed: a stranger's file may begin with
+// the same prefix.
+bool is_leftover(std::string_view name) {
+  for (const std::string_view prefix : {kAside, kRemoved}) {
+    if (!name.starts_with(prefix)) continue;
+    name.remove_prefix(prefix.size());
+    if (prefix == kRemoved) name = name.substr(0, name.find('.'));  // see without_name
+    return step_of(std::string(name)).has_value();
+  }
+  return false;
+}
+
+// Takes a checkpoint's name from it. What could not be removed of the same step before stays in the way:
+// ".removed-step-000000120.1" is free then.
+fs::path without_name(const fs::path& run, int64_t step) {
+  constexpr int kMostTries = 1000;
+  const fs::path name = run / step_name(step);
+  const fs::path first = prefixed(run, kRemoved, step);
+  fs::path removed = first;
+  for (int i = 1;; ++i) {
+    if (::rename(name.c_str(), removed.c_str()) == 0) return removed;
+    const bool taken = errno == ENOTEMPTY || errno == EEXIST || errno == ENOTDIR;
+    if (!taken || i == kMostTries) throw_file_error("rename", name);
+    removed = first;
+    removed += detail::concat(".", i);
+  }
+}
+
+// The folder's own name is durable after this. A process that was killed between mkdir and sync has left that
+// to us. A parent that we may not open, or that cannot be synced, was not made by us.
+void sync_parent(const fs::path& folder) {
+  std::error_code unknown;
+  const fs::path resolved = fs::canonical(folder, unknown);
+  if (unknown) return;
+  try {
+    sync_folder(folder_of(resolved));
+  } catch (const FileError& error) {
+    if (error.code() != EACCES && error.code() != EPERM && error.code() != EINVAL && error.code() != EROFS)
+      throw;
+  }
 }
 
 }  // namespace
@@ -92,7 +146,9 @@ std::vector<int64_t> checkpoint_steps(const fs::path& run) {
   for (const std::string& name : names_in(run)) {
     const std::optional<int64_t> step = step_of(name);
     if (!step) continue;
-    HALFSTEP_CHECK(is_folder(run / name), (run / name).string(),
+    const Kind kind = kind_of(run / name);
+    if (kind == Kind::Absent) continue;  // its writer has removed it since the folder was listed
+    HALFSTEP_CHECK(kind == Kind::Folder, (run / name).string(),
                    ": is a link or a file, where a checkpoint's folder was expected. Remove it.");
     steps.push_back(*step);
   }
@@ -107,7 +163,10 @@ void make_folder(const fs::path& path) {
 void make_folders(const fs::path& path) {
   struct stat status{};
   if (::stat(path.c_str(), &status) == 0) {
-    HALFSTEP_CHECK(S_ISDIR(status.st_mode), path.string(), ": is a file, where a folder was expected.");
+    if (!S_ISDIR(status.st_mode))
+      throw FileError(path.string() + ": is a file, where a folder was expected. Choose another name.",
+                      ENOTDIR);
+    sync_parent(path);
     return;
   }
   if (errno != ENOENT) throw_file_error("look at", path);
@@ -117,25 +176,39 @@ void make_folders(const fs::path& path) {
   sync_folder(folder_of(path));
 }
 
-void remove_steps(const fs::path& run, const std::vector<int64_t>& steps) {
-  if (steps.empty()) return;
-  for (const int64_t step : steps) {
-    const fs::path name = run / step_name(step);
-    if (::rename(name.c_str(), prefixed(run, kRemoved, step).c_str()) != 0) throw_file_error("rename", name);
-  }
+std::vector<NotRemoved> remove_steps(const fs::path& run, const std::vector<int64_t>& steps) {
+  std::vector<NotRemoved> kept;
+  std::vector<std::pair<int64_t, fs::path>> unnamed;
+  const auto attempt = [&](int64_t step, auto&& body) {
+    try {
+      body();
+    } catch (const FileError& error) {
+      kept.push_back({step, error});
+    }
+  };
+  for (const int64_t step : steps)
+    attempt(step, [&] { unnamed.emplace_back(step, without_name(run, step)); });
+  if (unnamed.empty()) return kept;
   sync_folder(run);
-  for (const int64_t step : steps) remove_folder(prefixed(run, kRemoved, step));
+  for (const auto& [step, folder] : unnamed) attempt(step, [&] { remove_all_of(folder); });
+  return kept;
 }
 
 void remove_leftovers(const fs::path& run) {
   std::vector<std::string> leftovers = names_in(run);
-  std::erase_if(leftovers, [](const std::string& name) {
-    return !name.starts_with(kAside) && !name.starts_with(kRemoved);
-  });
+  std::erase_if(leftovers, [](const std::string& name) { return !is_leftover(name); });
   if (leftovers.empty()) return;
   // What died between a rename and its sync is on the disk under the old name still: a checkpoint's, perhaps.
   sync_folder(run);
-  for (const std::string& name : leftovers) remove_folder(run / name);
+  for (const std::string& name : leftovers) {
+    try {
+      remove_all_of(run / name);
+    } catch (const FileError&) {
+      // Takes room, and no more: neither a run nor a save may end for it. Whoever removed it first has told.
+    }
+  }
 }
+
+void remove_aside(const fs::path& run, int64_t step) { remove_all_of(aside_folder(run, step)); }
 
 }  // namespace halfstep::files

@@ -5,6 +5,8 @@
 //   .removed-step-000000120/  being removed
 #pragma once
 
+#include <halfstep/error.h>
+
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -21,15 +23,26 @@ std::filesystem::path aside_folder(const std::filesystem::path& run, int64_t ste
 /// file: Halfstep writes no such thing.
 std::vector<int64_t> checkpoint_steps(const std::filesystem::path& run);
 
-/// Makes a folder and those above it that are missing, durably.
+/// Makes a folder and those above it that are missing, durably. One that is there already is made durable as
+/// well: whoever made it may have died before.
 void make_folders(const std::filesystem::path& path);
 void make_folder(const std::filesystem::path& path);
 
-/// Removes checkpoints. Each loses its name, durably, before it loses a file: one that is half removed is
-/// never taken for a checkpoint.
-void remove_steps(const std::filesystem::path& run, const std::vector<int64_t>& steps);
+struct NotRemoved {
+  int64_t step = 0;
+  FileError why;
+};
 
-/// Removes what a crash or a failure left half written or half removed. For the holder of the lock alone.
+/// Removes checkpoints, with all that lies in them. Each loses its name, durably, before it loses a file: one
+/// that is half removed is never taken for a checkpoint. Returns those of which something is left.
+[[nodiscard]] std::vector<NotRemoved> remove_steps(const std::filesystem::path& run,
+                                                   const std::vector<int64_t>& steps);
+
+/// Removes what a crash or a failure left half written or half removed. What cannot be removed stays, without
+/// an error. For the holder of the lock alone.
 void remove_leftovers(const std::filesystem::path& run);
+
+/// Removes what is left of a save of this step; a FileError if something stays.
+void remove_aside(const std::filesystem::path& run, int64_t step);
 
 }  // namespace halfstep::files

@@ -1,6 +1,8 @@
 #include <halfstep/error.h>
 #include <halfstep/safetensors.h>
 
+#include <algorithm>
+
 #include "files/tensor_size.h"
 
 namespace halfstep {
@@ -81,6 +83,10 @@ TensorSize size_of_tensor(TensorType type, const std::vector<int64_t>& shape) {
     return {.fault = "overflows: its number of bits does not fit in 64 bits"};
   if (bits % 8 != 0) return {.fault = "does not fill whole bytes with elements of that type"};
   return {.bytes = bits / 8};
+}
+
+bool are_bools(std::span<const std::byte> bytes) {
+  return std::all_of(bytes.begin(), bytes.end(), [](std::byte byte) { return byte <= std::byte{1}; });
 }
 
 std::string shape_text(const std::vector<int64_t>& shape) {

@@ -3,8 +3,10 @@
 
 #include <halfstep/safetensors.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,6 +27,9 @@ struct TensorSize {
 
 /// The bytes that a tensor takes, without ever overflowing on the way.
 TensorSize size_of_tensor(TensorType type, const std::vector<int64_t>& shape);
+
+/// Whether every byte is 0 or 1. A bool of another value is undefined behaviour for whoever reads it as one.
+bool are_bools(std::span<const std::byte> bytes);
 
 /// "[2, 3]"
 std::string shape_text(const std::vector<int64_t>& shape);

@@ -112,6 +112,104 @@ TEST_F(RunFolder, LeftoversAreRemovedAndStrangersFilesAreNot) {
   EXPECT_EQ(leftovers_in(run), (std::vector<std::string>{"notes.txt"}));
 }
 
+TEST_F(RunFolder, FoldersWithinACheckpointGoWithItAndLinksAreNotFollowed) {
+  const fs::path elsewhere = scratch.path() / "elsewhere";
+  fs::create_directories(elsewhere);
+  std::ofstream(elsewhere / "file") << "precious";
+  CheckpointWriter writer(run, 1);
+  save(writer, 1);
+  fs::create_directories(run / "step-000000001" / "plots" / "deep");
+  std::ofstream(run / "step-000000001" / "plots" / "deep" / "loss.png") << "x";
+  fs::create_directory_symlink(elsewhere, run / "step-000000001" / "plots" / "link");
+  save(writer, 2);
+  EXPECT_EQ(checkpoint_steps(run), (Steps{2}));
+  EXPECT_TRUE(leftovers_in(run).empty());
+  EXPECT_TRUE(fs::exists(elsewhere / "file"));
+}
+
+/// As somebody whom permissions concern, as long as it lives.
+struct AsNobody {
+  static constexpr uid_t kNobody = 65534;
+  const bool was_root = ::geteuid() == 0;
+  explicit AsNobody(const fs::path& owned) {
+    if (was_root && (::chown(owned.c_str(), kNobody, kNobody) != 0 || ::seteuid(kNobody) != 0))
+      throw std::runtime_error("cannot become nobody");
+  }
+  ~AsNobody() {
+    if (was_root) (void)!::seteuid(0);
+  }
+};
+
+TEST_F(RunFolder, WhatCannotBeRemovedIsToldOnceAndStopsNeitherSavingNorOpening) {
+  const AsNobody nobody(scratch.path());
+  {
+    CheckpointWriter writer(run, 1);
+    save(writer, 1);
+    const fs::path stuck = run / "step-000000001" / "stuck";  // as an immutable file, or one that NFS holds
+    fs::create_directories(stuck);
+    std::ofstream(stuck / "file") << "x";
+    ASSERT_EQ(::chmod(stuck.c_str(), 0555), 0);
+    const std::string message = error_of([&] { save(writer, 2); });
+    EXPECT_NE(message.find("the checkpoint is saved, but an older one could not be removed"),
+              std::string::npos)
+        << message;
+    save(writer, 3);
+    EXPECT_FALSE(fs::exists(run / ".removed-step-000000001" / "tensors.safetensors"));
+  }
+  CheckpointWriter writer(run, 1);
+  save(writer, 4);
+  EXPECT_EQ(checkpoint_steps(run), (Steps{4}));
+  writer.remove_newer_than(0);
+  for (const int64_t step : {1, 2}) save(writer, step);  // step 1 is removed again, beside what is left of it
+  EXPECT_EQ(checkpoint_steps(run), (Steps{2}));
+  EXPECT_EQ(leftovers_in(run), (std::vector<std::string>{".removed-step-000000001"}));
+  ::chmod((run / ".removed-step-000000001" / "stuck").c_str(), 0755);
+}
+
+TEST_F(RunFolder, NamesThatOnlyBeginLikeOursAreStrangers) {
+  fs::create_directories(run / ".removed-old-notes");
+  std::ofstream(run / ".aside-step-7") << "not a name that Halfstep gives";
+  CheckpointWriter writer(run, 1);
+  save(writer, 1);
+  EXPECT_TRUE(fs::exists(run / ".removed-old-notes"));
+  EXPECT_TRUE(fs::exists(run / ".aside-step-7"));
+}
+
+TEST_F(RunFolder, ALockRemovedByHandLetsNoSecondWriterIn) {
+  const CheckpointWriter first(run, 0);
+  fs::remove(run / ".lock");
+  EXPECT_NE(error_of([&] { CheckpointWriter second(run, 0); }).find("writes checkpoints into this folder"),
+            std::string::npos);
+}
+
+// Else the last good one would be removed in favour of one that nobody can read.
+TEST_F(RunFolder, WhatCouldNotBeReadAgainIsNotSaved) {
+  CheckpointWriter writer(run, 1);
+  save(writer, 1);
+  const auto refusal = [&](files::PartToSave part) {
+    return error_of([&] { writer.save({.step = 2, .parts = {std::move(part)}}); });
+  };
+  const std::byte two{2};
+  EXPECT_NE(refusal({.name = "model",
+                     .tensors = {{.tensor = {.name = "mask",
+                                             .type = TensorType::BOOL,
+                                             .shape = {1},
+                                             .bytes = std::span(&two, 1)}}}})
+                .find("neither 0 nor 1"),
+            std::string::npos);
+  EXPECT_NE(refusal({.name = "model", .scalars = {{"text", std::string(size_t{65} << 20, 'x')}}})
+                .find("at most 67108864"),
+            std::string::npos);
+  EXPECT_NE(refusal({.name = "model",
+                     .scalars = {{"twice", int64_t{1}}},
+                     .tensors = {{.tensor = {.name = "twice", .type = TensorType::U8, .shape = {0}}}}})
+                .find("stands twice"),
+            std::string::npos);
+  EXPECT_EQ(checkpoint_steps(run), (Steps{1}));
+  EXPECT_EQ(fault_of(run, {}, 1), "");
+  EXPECT_TRUE(leftovers_in(run).empty());
+}
+
 TEST_F(RunFolder, ThatIsALinkIsFollowedOnceAndForAll) {
   const fs::path first = scratch.path() / "first", second = scratch.path() / "second";
   fs::create_directories(first);
