@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <system_error>
 
@@ -12,6 +13,7 @@
 #include "files/folder_names.h"
 #include "files/in_quotes.h"
 #include "files/safetensors_index.h"
+#include "files/step_folders.h"
 
 namespace halfstep {
 namespace files {
@@ -55,6 +57,20 @@ void check_names_differ(const std::vector<TensorToWrite>& tensors) {
                    " is a duplicate: two tensors have it.");
 }
 
+/// Refuses, before the first shard is written, an index that could not be read again.
+std::string index_text_to_write(const files::SafetensorsIndex& index, uint64_t total_bytes) {
+  std::string text;
+  try {
+    text = files::safetensors_index_text(index, total_bytes);
+  } catch (const nlohmann::json::exception&) {
+    throw Error("safetensors: the name of a tensor is not valid UTF-8.");
+  }
+  (void)files::parse_safetensors_index(text,
+                                       "safetensors: the folder cannot be written, for its index could not "
+                                       "be read again");
+  return text;
+}
+
 /// Throws a FileError where the standard library reports a fault.
 void check(const std::error_code& fault, std::string_view doing, const std::filesystem::path& path) {
   if (!fault) return;
@@ -87,9 +103,16 @@ void write_safetensors_folder(const std::filesystem::path& folder, const std::ve
                               uint64_t max_shard_bytes, const std::map<std::string, std::string>& metadata) {
   check_names_differ(tensors);
   const auto shards = split(tensors, max_shard_bytes);
-  std::error_code fault;
-  std::filesystem::create_directories(folder, fault);
-  check(fault, "create the folder", folder);
+  files::SafetensorsIndex index;
+  uint64_t total_bytes = 0;
+  for (size_t shard = 0; shard < shards.size(); ++shard) {
+    for (const TensorToWrite& tensor : shards[shard]) {
+      index.file_of[tensor.name] = files::shard_name(shard, shards.size());
+      total_bytes += tensor.bytes.size();
+    }
+  }
+  const std::string index_text = shards.size() == 1 ? "" : index_text_to_write(index, total_bytes);
+  files::make_folders(folder);
   std::set<std::string> written;
   if (shards.size() == 1) {
     write_safetensors(folder / files::kSingleName, shards[0], metadata);
@@ -99,20 +122,13 @@ void write_safetensors_folder(const std::filesystem::path& folder, const std::ve
     remove_others(folder, written);
     return;
   }
-  files::SafetensorsIndex index;
-  uint64_t total_bytes = 0;
   for (size_t shard = 0; shard < shards.size(); ++shard) {
     const std::string name = files::shard_name(shard, shards.size());
     write_safetensors(folder / name, shards[shard], metadata);
     written.insert(name);
-    for (const TensorToWrite& tensor : shards[shard]) {
-      index.file_of[tensor.name] = name;
-      total_bytes += tensor.bytes.size();
-    }
   }
   files::DurableFile file(folder / files::kIndexName);
-  const std::string text = files::safetensors_index_text(index, total_bytes);
-  file.write(std::as_bytes(std::span(text)));
+  file.write(std::as_bytes(std::span(index_text)));
   file.commit();
   written.emplace(files::kIndexName);
   remove_others(folder, written);

@@ -8,6 +8,7 @@
 
 #include "files/durable_file.h"
 #include "files/in_quotes.h"
+#include "files/safetensors_header.h"
 #include "files/tensor_size.h"
 
 namespace halfstep {
@@ -86,6 +87,11 @@ std::string safetensors_header(const std::vector<TensorToWrite>& tensors,
   const uint64_t length = text.size() - sizeof(uint64_t);
   HALFSTEP_CHECK(length <= limits.header_bytes, "safetensors: a header of ", length, " bytes; at most ",
                  limits.header_bytes, " go into one file. Write the tensors in several.");
+  // By the reader itself, for what it alone counts: the length of one text, and whatever it learns to refuse.
+  files::SafetensorsHeader read_again;
+  files::read_header_text(std::string_view(text).substr(sizeof length),
+                          "safetensors: cannot be written, for it could not be read again", limits,
+                          read_again);
   std::memcpy(text.data(), &length, sizeof length);
   return text;
 }

@@ -13,6 +13,7 @@
 #include "files/durable_file.h"
 #include "files/json.h"
 #include "files/mapped_file.h"
+#include "files/step_folders.h"
 #include "models/configs.h"
 #include "tensor/faults.h"
 
@@ -200,7 +201,7 @@ void save_pretrained(const CausalLM& model, const Path& folder) {
   HALFSTEP_CHECK(config.contains("dtype"), "save_pretrained: the parameters are ",
                  to_string(writes.front().type), ", expected F32, BF16 or F16.");
 
-  std::filesystem::create_directories(folder);
+  files::make_folders(folder);
   write_safetensors_folder(folder, writes);
   const std::string text = config.dump(2) + "\n";
   files::DurableFile file(folder / "config.json");

@@ -165,6 +165,18 @@ TEST(SafetensorsFolder, AnIndexThatIsNoneIsRefused) {
   EXPECT_NE(refusal(many + "}").find("10001 files"), std::string::npos);
 }
 
+TEST(SafetensorsFolder, OfMoreShardsThanAreReadIsRefusedBeforeTheFirstIsWritten) {
+  const ScratchFolder scratch;
+  const std::byte one{1};
+  std::vector<TensorToWrite> tensors;
+  for (int i = 0; i < 10'001; ++i)
+    tensors.push_back(
+        {.name = std::to_string(i), .type = TensorType::U8, .shape = {1}, .bytes = std::span(&one, 1)});
+  EXPECT_NE(error_of([&] { write_safetensors_folder(scratch.path(), tensors, 1); }).find("10001 files"),
+            std::string::npos);
+  EXPECT_TRUE(files_in(scratch.path()).empty());
+}
+
 TEST(SafetensorsFolder, AFolderThatCannotBeWrittenIsAFileError) {
   const ScratchFolder scratch;
   write_text(scratch / "file", "");
