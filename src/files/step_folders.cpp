@@ -67,12 +67,8 @@ Kind kind_of(const fs::path& path) {
 // With all that is in it, but not what links in it point to. One file that stays, because it is immutable or
 // open on NFS, does not keep the rest; the first refusal is thrown when all else is gone.
 void remove_all_of(const fs::path& path) {
-  const Kind kind = kind_of(path);
-  if (kind == Kind::Absent) return;
-  if (kind == Kind::Other) {
-    if (::unlink(path.c_str()) != 0) throw_file_error("remove", path);
-    return;
-  }
+  if (::unlink(path.c_str()) == 0 || errno == ENOENT) return;
+  if (errno != EISDIR) throw_file_error("remove", path);
   std::optional<FileError> refusal;
   for (const std::string& name : names_in(path)) {
     try {

@@ -39,6 +39,9 @@ std::string fault_of_error(const Scenario& scenario, shim::Plan plan, bool must_
     }
     shim::end();
     if (!fault.empty()) return fault;
+    // Before anything is tried again: a retry would hide what the failure did to the one before.
+    fault = fault_of(run, scenario.shape, Scenario::kPrevious);
+    if (!fault.empty()) return "the previous checkpoint is not whole after the failure: " + fault;
     try {
       const bool there = files::checkpoint_steps(run).back() == Scenario::kNew;
       if (writer && !there) writer->save(content.checkpoint());
@@ -47,6 +50,9 @@ std::string fault_of_error(const Scenario& scenario, shim::Plan plan, bool must_
       return std::string("the same writer cannot save once the fault is gone: ") + error.what();
     }
   }
+  // Two are kept: the one before stands beside the new one.
+  const std::string previous = fault_of(run, scenario.shape, Scenario::kPrevious);
+  if (!previous.empty()) return "the previous checkpoint is not whole after the save: " + previous;
   return fault_after(scenario, run, saved);
 }
 

@@ -26,11 +26,11 @@ void save(const Scenario& scenario, files::CheckpointWriter& writer, int64_t ste
 /// What is wrong after a loss of power on this disk, when the checkpoint of `saved` was the last to be saved.
 std::string fault_of_loss(const Scenario& scenario, const DiskModel& disk, int64_t saved, Survivors survivors,
                           uint64_t seed) {
+  // Until the first save the run's folder itself may be lost, and nothing with it.
+  if (saved < Scenario::kPrevious) return "";
   const ScratchFolder scratch;
   disk.lose_power(survivors, seed, scratch.path());
   const fs::path run = scratch.path() / "run";
-  // Until the first save the run's folder itself may be lost, and nothing with it.
-  if (saved < Scenario::kPrevious) return "";
   return fault_after(scenario, run, saved >= Scenario::kNew);
 }
 
@@ -82,7 +82,6 @@ SweepResult sweep_kill_then_power(const Scenario& scenario, int64_t stride) {
   for (size_t killed = 0; killed < first.size(); ++killed) {
     disk.apply(first[killed]);
     if (first[killed].kind == Event::Kind::Saved) saved = static_cast<int64_t>(first[killed].offset);
-    if (saved < Scenario::kPrevious) continue;
     // The kernel still has all that the dead process did; the next one begins with that.
     fs::remove_all(run);
     disk.lose_power(Survivors::All, 0, scratch.path());
@@ -90,8 +89,9 @@ SweepResult sweep_kill_then_power(const Scenario& scenario, int64_t stride) {
     int64_t saved_later = saved;
     const std::vector<Event> second = record(scratch.path(), {}, [&] {
       files::CheckpointWriter writer(run, Scenario::kKept);
-      if (saved < Scenario::kNew && !fs::exists(run / files::step_name(Scenario::kNew)))
-        save(scenario, writer, Scenario::kNew);
+      const std::vector<int64_t> there = files::checkpoint_steps(run);
+      for (const int64_t step : {Scenario::kOldest, Scenario::kPrevious, Scenario::kNew})
+        if (there.empty() || there.back() < step) save(scenario, writer, step);
     });
     bool second_is_opening = true;  // until the save makes its folder
     for (size_t i = 0; i < second.size(); ++i) {
@@ -99,6 +99,7 @@ SweepResult sweep_kill_then_power(const Scenario& scenario, int64_t stride) {
       if (second[i].kind == Event::Kind::Saved) saved_later = static_cast<int64_t>(second[i].offset);
       const bool tidying = second_is_opening && second[i].kind != Event::Kind::Mkdir;
       second_is_opening = tidying;
+      if (saved_later < Scenario::kPrevious) continue;
       if (!tidying && ++pair % stride != 0) continue;
       add_losses(
           scenario, later, saved_later, 2,
