@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "files/in_quotes.h"
 #include "tensor/faults.h"
 
 namespace halfstep {
@@ -24,7 +25,8 @@ void expect_like(std::string_view whose, const StateDict& saved, const StateDict
       faults.expect_like(name, std::get<at::Tensor>(saved_value), *tensor);
     }
   }
-  for (const auto& [name, value] : saved) faults.expect(live.contains(name), "'", name, "' is unknown");
+  for (const auto& [name, value] : saved)
+    faults.expect(live.contains(name), files::in_quotes(name), " is unknown");
   faults.throw_if_any(std::string(whose).c_str());
 }
 

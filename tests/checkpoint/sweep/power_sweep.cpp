@@ -100,7 +100,8 @@ SweepResult sweep_kill_then_power(const Scenario& scenario, int64_t stride) {
       const bool tidying = second_is_opening && second[i].kind != Event::Kind::Mkdir;
       second_is_opening = tidying;
       if (saved_later < Scenario::kPrevious) continue;
-      if (!tidying && ++pair % stride != 0) continue;
+      const bool last = i + 1 == second.size();
+      if (!tidying && !last && ++pair % stride != 0) continue;
       add_losses(
           scenario, later, saved_later, 2,
           "killed after change " + std::to_string(killed) + ", power lost after change " + std::to_string(i),
