@@ -10,6 +10,8 @@ namespace halfstep::files {
 struct JsonLimits {
   size_t bytes = size_t{64} << 20;
   int nesting = 64;
+  /// A value of three bytes takes a hundred in memory. The largest tokenizers have two million.
+  size_t values = 4'000'000;
 };
 
 /// Reads one JSON text. Refuses, as an Error that begins with `where` (a path), what is not JSON, invalid

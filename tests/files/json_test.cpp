@@ -39,6 +39,12 @@ TEST(Json, BytesHaveALimit) {
   EXPECT_NE(refusal("[1] ", {.bytes = 3}).find("at most 3"), std::string::npos);
 }
 
+TEST(Json, ValuesHaveALimit) {
+  EXPECT_EQ(refusal(R"([{"a":1},[]])", {.values = 4}), "no error");
+  EXPECT_NE(refusal(R"([{"a":1},[]])", {.values = 3}).find("more than 3 values"), std::string::npos);
+  EXPECT_NE(refusal("[" + repeated("{},", 4'000'000) + "{}]").find("more than 4000000"), std::string::npos);
+}
+
 TEST(Json, WhatIsNotJsonIsRefused) {
   for (const std::string& text : {""s, " "s, "{"s, "{} x"s, "[1,]"s, "'a'"s, "// c\n1"s, "NaN"s, "1e999"s,
                                   "\"\xff\""s, "\"\xc0\x80\""s, "\"\xed\xa0\x80\""s, "\"\\ud800\""s})
