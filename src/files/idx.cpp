@@ -16,6 +16,7 @@ namespace {
 constexpr int kMaxRank = 8;
 // Deflate makes at most 1,032 bytes of one: a header that asks for more of its file is lying.
 constexpr uint64_t kMostOutOfOne = 1032;
+constexpr size_t kFirstPart = size_t{1} << 20;
 
 /// The bytes of a file in order, decompressed if need be.
 class Source {
@@ -34,8 +35,20 @@ class Source {
 
   void read(std::span<std::byte> out, std::string_view what) {
     const size_t got = compressed_ ? inflate_into(out) : copy_into(out);
-    HALFSTEP_CHECK(got == out.size(), where_, ": ends after ", got, " of ", out.size(), " bytes of its ",
-                   what, ". Was it cut short?");
+    expect_whole(got, out.size(), what);
+  }
+
+  /// Memory follows what was delivered, not what a header tells: it doubles as the data come.
+  std::vector<std::byte> read_all(uint64_t bytes, std::string_view what) {
+    std::vector<std::byte> all;
+    size_t got = 0;
+    while (got == all.size() && got < bytes) {
+      all.resize(compressed_ ? std::min<uint64_t>(bytes, std::max(kFirstPart, 2 * got)) : bytes);
+      const std::span<std::byte> rest = std::span(all).subspan(got);
+      got += compressed_ ? inflate_into(rest) : copy_into(rest);
+    }
+    expect_whole(got, bytes, what);
+    return all;
   }
 
   void expect_end() {
@@ -47,6 +60,11 @@ class Source {
   }
 
  private:
+  void expect_whole(uint64_t got, uint64_t expected, std::string_view what) const {
+    HALFSTEP_CHECK(got == expected, where_, ": ends after ", got, " of ", expected, " bytes of its ", what,
+                   ". Was it cut short?");
+  }
+
   size_t copy_into(std::span<std::byte> out) {
     const size_t bytes = std::min(out.size(), file_.size());
     std::copy_n(file_.begin(), bytes, out.begin());
@@ -122,20 +140,24 @@ IdxArray parse_idx(std::span<const std::byte> file, const std::string& where) {
   HALFSTEP_CHECK(rank >= 1 && rank <= kMaxRank, where, ": has ", int{rank}, " dimensions; 1 to ", kMaxRank,
                  " are read.");
   IdxArray array{.type = static_cast<IdxType>(type), .shape = {}, .elements = {}};
-  uint64_t bytes = bytes_of(array.type);
+  // Zeros are set aside: a product of 0 must not hide that the other dimensions overflow, since strides are
+  // made of those.
+  int64_t nonzero_bytes = static_cast<int64_t>(bytes_of(array.type));
+  bool empty = false;
   for (int i = 0; i < rank; ++i) {
     std::array<std::byte, 4> word{};
     source.read(word, "header");
     uint32_t size = 0;
     for (const std::byte b : word) size = size << 8 | static_cast<uint32_t>(b);
     array.shape.push_back(size);
-    HALFSTEP_CHECK(!__builtin_mul_overflow(bytes, uint64_t{size}, &bytes), where,
-                   ": its dimensions multiply to more than 2^64 bytes.");
+    empty = empty || size == 0;
+    HALFSTEP_CHECK(size == 0 || !__builtin_mul_overflow(nonzero_bytes, int64_t{size}, &nonzero_bytes), where,
+                   ": its dimensions multiply to more than 2^63 bytes.");
   }
+  const uint64_t bytes = empty ? 0 : static_cast<uint64_t>(nonzero_bytes);
   HALFSTEP_CHECK(bytes <= source.most_bytes(), where, ": its header tells of ", bytes, " bytes; ",
                  file.size(), " bytes of file cannot hold them.");
-  array.elements.resize(bytes);
-  source.read(array.elements, "elements");
+  array.elements = source.read_all(bytes, "elements");
   source.expect_end();
   reverse_each(array.elements, bytes_of(array.type));
   return array;

@@ -1,9 +1,11 @@
 #include "files/idx.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <zlib.h>
 
 #include <cstring>
+#include <random>
 
 #include "support/error_of.h"
 
@@ -79,10 +81,36 @@ TEST(Idx, AFlippedBitInCompressedElementsIsFound) {
 TEST(Idx, ShapesThatOverflowOrLieAreRefusedBeforeMemoryIsTaken) {
   std::string huge("\0\0\x0E\x08", 4);
   huge += std::string(32, '\xFF');
-  EXPECT_NE(refusal(huge).find("2^64"), std::string::npos);
+  EXPECT_NE(refusal(huge).find("2^63"), std::string::npos);
+  std::string hidden("\0\0\x08\x08\0\0\0\0", 8);  // the first dimension is 0, the others overflow
+  hidden += std::string(28, '\xFF');
+  EXPECT_NE(refusal(hidden).find("2^63"), std::string::npos);
   const std::string lying("\0\0\x0C\x01\xFF\xFF\xFF\xFF", 8);
   EXPECT_NE(refusal(lying).find("cannot hold"), std::string::npos);
   EXPECT_NE(refusal(gzip(lying)).find("cannot hold"), std::string::npos);
+}
+
+// 2 GB by the header, which the size of the file allows, and 2 MB of data.
+TEST(Idx, MemoryFollowsTheDataNotTheHeader) {
+  std::mt19937 random(1);
+  std::string data(2'000'000, '\0');
+  for (char& c : data) c = static_cast<char>(random());
+  const std::string file = gzip(std::string("\0\0\x08\x01\x77\x35\x94\0", 8) + data);
+  const auto peak_kib = [] {
+    rusage usage{};
+    getrusage(RUSAGE_SELF, &usage);
+    return usage.ru_maxrss;
+  };
+  const long before = peak_kib();
+  EXPECT_NE(refusal(file).find("ends after 2000000 of 2000000000"), std::string::npos) << refusal(file);
+  EXPECT_LT(peak_kib() - before, 100'000);
+}
+
+TEST(Idx, ThatIsLargeComesBackWhole) {
+  std::string file("\0\0\x08\x01\0\x4C\x4B\x40", 8);  // 5,000,000
+  for (int i = 0; i < 5'000'000; ++i) file += static_cast<char>(i % 251);
+  for (const auto& array : {parse(file), parse(gzip(file))})
+    EXPECT_EQ(std::memcmp(array.elements.data(), file.data() + 8, 5'000'000), 0);
 }
 
 TEST(Idx, OtherFilesAreRefusedByTheirFirstBytes) {
