@@ -123,18 +123,25 @@ struct TokenFile::State {
     return file.bytes().data() + begin + id * static_cast<size_t>(bytes_per_token(format));
   }
 
-  void check(size_t first, size_t many) const {
+  void copy(size_t first, std::span<int64_t> ids) const {
+    bytes_per_token(format) == 2 ? widen<uint16_t>(at(first), ids) : widen<uint32_t>(at(first), ids);
+  }
+
+  void check_all() const {
     const auto limit = static_cast<uint64_t>(vocabulary_size);
-    const bool narrow = bytes_per_token(format) == 2;
-    const size_t good = narrow ? first_outside<uint16_t>(at(first), many, limit)
-                               : first_outside<uint32_t>(at(first), many, limit);
-    if (good == many) return;
+    const size_t good = bytes_per_token(format) == 2 ? first_outside<uint16_t>(at(0), count, limit)
+                                                     : first_outside<uint32_t>(at(0), count, limit);
+    if (good == count) return;
     int64_t id = 0;
-    narrow ? widen<uint16_t>(at(first + good), {&id, 1}) : widen<uint32_t>(at(first + good), {&id, 1});
-    detail::throw_error(detail::concat(
-        path.string(), ": token ", first + good, " (byte ", at(first + good) - file.bytes().data(), ") is ",
-        id, ", outside the vocabulary of ", vocabulary_size, ". Was the file (read as ", to_string(format),
-        ") made with another tokenizer or in another format?"));
+    copy(good, {&id, 1});
+    refuse(good, id);
+  }
+
+  [[noreturn]] void refuse(size_t place, int64_t id) const {
+    detail::throw_error(
+        detail::concat(path.string(), ": token ", place, " (byte ", at(place) - file.bytes().data(), ") is ",
+                       id, ", outside the vocabulary of ", vocabulary_size, ". Was the file (read as ",
+                       to_string(format), ") made with another tokenizer or in another format?"));
   }
 };
 
@@ -142,7 +149,7 @@ TokenFile::TokenFile(const std::filesystem::path& path, const TokenFileOptions& 
   HALFSTEP_CHECK(options.vocabulary_size > 0, path.string(), ": TokenFileOptions::vocabulary_size is ",
                  options.vocabulary_size, "; give the rows of the model's embedding.");
   state_ = std::make_unique<const State>(path, options);
-  if (options.check == TokenCheck::AtOpen) state_->check(0, state_->count);
+  if (options.check == TokenCheck::AtOpen) state_->check_all();
 }
 
 TokenFile::~TokenFile() = default;
@@ -157,9 +164,14 @@ void TokenFile::read(int64_t first, std::span<int64_t> ids) const {
   HALFSTEP_CHECK(first >= 0 && first <= size() && ids.size() <= static_cast<size_t>(size() - first),
                  state_->path.string(), ": tokens ", first, " to ", first + static_cast<int64_t>(ids.size()),
                  " of ", size(), " were asked for.");
-  state_->check(static_cast<size_t>(first), ids.size());
-  const std::byte* const from = state_->at(static_cast<size_t>(first));
-  bytes_per_token(state_->format) == 2 ? widen<uint16_t>(from, ids) : widen<uint32_t>(from, ids);
+  // The copy is compared, not the file: another process may write into that between two looks.
+  state_->copy(static_cast<size_t>(first), ids);
+  int64_t largest = 0;  // of all, which the compiler turns into vectors; the culprit is looked for only then
+  for (const int64_t id : ids) largest = std::max(largest, id);
+  if (largest < state_->vocabulary_size) return;
+  const auto outside = [&](int64_t id) { return id >= state_->vocabulary_size; };
+  const auto found = std::ranges::find_if(ids, outside);
+  state_->refuse(static_cast<size_t>(first) + static_cast<size_t>(found - ids.begin()), *found);
 }
 
 }  // namespace halfstep

@@ -1,10 +1,14 @@
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <halfstep/token_file.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <fstream>
 #include <numeric>
+#include <thread>
 #include <vector>
 
 #include "support/error_of.h"
@@ -64,6 +68,31 @@ TEST_F(TokenFiles, AreReadInAllFourFormats) {
 TEST_F(TokenFiles, WithoutHeaderHave32BitsWhereTheVocabularyNeedsThem) {
   const TokenFile file(file_of<uint32_t>({128'000}), {.vocabulary_size = 128'256});
   EXPECT_EQ(all_of(file), std::vector<int64_t>{128'000});
+}
+
+// Another process may write into the file at any moment.
+TEST_F(TokenFiles, NoReadGivesAnIdOutsideTheVocabularyWhileTheFileChanges) {
+  const auto path = file_of(std::vector<uint16_t>(4096, 1));
+  const TokenFile file(path, {.vocabulary_size = 1000});
+  std::atomic<bool> ended = false;
+  std::thread writer([&] {
+    const int open_file = ::open(path.c_str(), O_WRONLY);
+    for (uint16_t id = 1; !ended; id = id == 1 ? 1000 : 1)
+      ASSERT_EQ(pwrite(open_file, &id, sizeof id, 4000 * sizeof id), ssize_t{sizeof id});
+    ::close(open_file);
+  });
+  std::vector<int64_t> ids(4096);
+  size_t outside = 0;
+  for (int round = 0; round < 20'000; ++round) {
+    try {
+      file.read(0, ids);
+      outside += static_cast<size_t>(std::ranges::count_if(ids, [](int64_t id) { return id >= 1000; }));
+    } catch (const Error&) {  // it was seen
+    }
+  }
+  ended = true;
+  writer.join();
+  EXPECT_EQ(outside, 0u);
 }
 
 // At every place around the edges of the blocks in which ids are compared.
