@@ -79,6 +79,7 @@ SafetensorsFolder::SafetensorsFolder(const std::filesystem::path& folder, const 
   const std::vector<std::string> names = index.file_names();
   state_->files.reserve(names.size());
   Mismatches mismatches;
+  size_t held = 0;
   for (const std::string& name : names) {
     const SafetensorsFile& file = state_->files.emplace_back(folder / name, limits);
     for (const TensorEntry& entry : file.entries()) {
@@ -92,6 +93,10 @@ SafetensorsFolder::SafetensorsFolder(const std::filesystem::path& folder, const 
         state_->places[entry.name] = {&file, &entry};
       }
     }
+    // Then some are not named, or placed elsewhere: no need to open the files that are left, which a
+    // stranger's index may have made ten thousand of one.
+    held += file.entries().size();
+    if (held > index.file_of.size() && state_->files.size() < names.size()) mismatches.check(index_path);
   }
   for (const auto& [tensor, file] : index.file_of)
     if (!state_->places.contains(tensor))

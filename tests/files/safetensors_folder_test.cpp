@@ -113,6 +113,17 @@ TEST(SafetensorsFolder, AllDisagreementsAreToldAtOnce) {
       << message;
 }
 
+// An index of ten thousand names for one file of many tensors would have it read ten thousand times. Here the
+// second file is not there, so opening it would be a FileError.
+TEST(SafetensorsFolder, NoFileIsOpenedOnceTheyHoldMoreThanTheIndexNames) {
+  const ScratchFolder scratch;
+  write_safetensors(scratch / "x.safetensors", ten_tensors().tensors);
+  write_text(scratch / "model.safetensors.index.json",
+             R"({"weight_map":{"t0":"x.safetensors","u":"y.safetensors"}})");
+  const std::string message = error_of([&] { SafetensorsFolder{scratch.path()}; });
+  EXPECT_NE(message.find("disagree on 9 tensors"), std::string::npos) << message;
+}
+
 TEST(SafetensorsFolder, AFolderWithoutWeightsOrShardsIsRefused) {
   const ScratchFolder scratch;
   EXPECT_NE(error_of([&] { SafetensorsFolder{scratch.path()}; }).find("neither"), std::string::npos);
