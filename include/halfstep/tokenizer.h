@@ -34,6 +34,9 @@ struct TokenizerOptions {
 /// Bytes that are not valid UTF-8 are each cut by themselves, so `decode(encode(x)) == x` for any bytes, if
 /// the vocabulary has all 256.
 ///
+/// A word of more than 64 MiB (a file of zeros is one) is refused with its offset: merging it would take up
+/// to 60 times as much memory.
+///
 /// A handle: copies share the vocabulary. Safe to use from many threads at once.
 class HALFSTEP_API Tokenizer {
  public:
@@ -71,7 +74,8 @@ class HALFSTEP_API Tokenizer {
 
 /// Encodes a text that arrives in parts, with the ids of the whole: a part may end anywhere, even inside a
 /// character. Keeps back only what the next part could change: the last word, as a rule. (With
-/// `add_prefix_space` in tokenizer.json it keeps all up to the next added token or digit.)
+/// `add_prefix_space` in tokenizer.json it keeps all up to the next added token or digit.) A word of more
+/// than 64 MiB is refused with its offset.
 class HALFSTEP_API TokenStream {
  public:
   explicit TokenStream(Tokenizer tokenizer);
@@ -89,7 +93,8 @@ class HALFSTEP_API TokenStream {
 
   Tokenizer tokenizer_;
   std::string pending_;
-  size_t enough_ = 0;  ///< bytes to have before it is worth looking again
+  size_t enough_ = 0;           ///< bytes to have before it is worth looking again
+  uint64_t encoded_bytes_ = 0;  ///< of this text
   uint64_t dropped_bytes_ = 0;
 };
 

@@ -13,6 +13,10 @@ namespace halfstep::text {
 
 inline constexpr int32_t kNoToken = -1;
 
+/// Longer words are refused: merging takes up to 60 bytes of memory for each of theirs. No text that was
+/// written has them, but a file of zeros is one word.
+inline constexpr size_t kMaxWordBytes = size_t{64} << 20;
+
 /// Two neighbouring tokens become `merged`. The merge whose rank is lowest goes first, the leftmost of
 /// equals.
 struct Merge {
@@ -47,8 +51,21 @@ class MergeTable {
   static uint64_t key(int32_t left, int32_t right) {
     return uint64_t{static_cast<uint32_t>(left)} << 32 | static_cast<uint32_t>(right);
   }
-  size_t slot_of(uint64_t pair) const { return (pair * 0x9E3779B97F4A7C15u >> 20) & mask_; }
+  // Both halves of the product count, so every bit of both ids does; and the factors are drawn anew in every
+  // process, so that no file can be made whose pairs all meet in one slot.
+  size_t slot_of(uint64_t pair) const {
+    __extension__ using Product = unsigned __int128;
+    const Product product = Product{pair ^ seed_.addend} * seed_.factor;
+    return (static_cast<uint64_t>(product >> 64) ^ static_cast<uint64_t>(product)) & mask_;
+  }
 
+  struct Seed {
+    uint64_t addend;
+    uint64_t factor;
+  };
+  static Seed random_seed();
+
+  Seed seed_ = random_seed();
   size_t mask_;
   std::vector<Entry> entries_;
 };
@@ -78,7 +95,7 @@ struct BpeModel {
 };
 
 /// Appends the ids of one word. Bytes that the vocabulary lacks are left out, as `tokenizers` does; how many
-/// is returned. O(n log n) in the length of the word.
+/// is returned. O(n log n) in the length of the word, which is at most kMaxWordBytes.
 size_t append_word(const BpeModel& model, std::string_view word, BpeScratch& scratch,
                    std::vector<int32_t>& ids);
 

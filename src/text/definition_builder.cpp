@@ -16,7 +16,10 @@ using files::in_quotes;
 // memory.
 constexpr int64_t kIdLimit = int64_t{1} << 22;
 constexpr size_t kMergeLimit = size_t{1} << 23;
-constexpr size_t kAddedTokenBytes = 1024;
+// Every place of a text is compared with them, and each of their bytes is a node in memory. Tokenizers in use
+// have up to a few thousand of less than 64 bytes.
+constexpr size_t kAddedTokenBytes = 256;
+constexpr size_t kAllAddedTokensBytes = size_t{1} << 20;
 
 }  // namespace
 
@@ -47,18 +50,29 @@ void DefinitionBuilder::add_merge(std::string_view left, std::string_view right)
   // Merging with nothing would never end.
   HALFSTEP_CHECK(!left.empty() && !right.empty(), where_, ": merge ", merges_.size(),
                  " names an empty token.");
-  const Merge merge{id_in_vocabulary(left, "names"), id_in_vocabulary(right, "names"),
-                    id_in_vocabulary(std::string(left) += right, "makes")};
-  const uint64_t pair =
-      uint64_t{static_cast<uint32_t>(merge.left)} << 32 | static_cast<uint32_t>(merge.right);
-  HALFSTEP_CHECK(pairs_.insert(pair).second, where_, ": the merge of ", in_quotes(left), " and ",
-                 in_quotes(right), " stands twice.");
-  merges_.push_back(merge);
+  merges_.push_back({id_in_vocabulary(left, "names"), id_in_vocabulary(right, "names"),
+                     id_in_vocabulary(std::string(left) += right, "makes")});
+}
+
+// By sorting, which no choice of pairs makes slow as it does a hash.
+void DefinitionBuilder::check_merges_differ() const {
+  std::vector<std::pair<int32_t, int32_t>> pairs;
+  pairs.reserve(merges_.size());
+  for (const Merge& merge : merges_) pairs.emplace_back(merge.left, merge.right);
+  std::ranges::sort(pairs);
+  const auto twice = std::ranges::adjacent_find(pairs);
+  if (twice == pairs.end()) return;
+  const auto token = [&](int32_t id) { return in_quotes(*bytes_of_id_[static_cast<size_t>(id)]); };
+  detail::throw_error(detail::concat(where_, ": the merge of ", token(twice->first), " and ",
+                                     token(twice->second), " stands twice."));
 }
 
 void DefinitionBuilder::add_added_token(const std::string& content, int64_t id, bool normalized) {
   HALFSTEP_CHECK(!content.empty() && content.size() <= kAddedTokenBytes, where_, ": the added token of id ",
                  id, " has ", content.size(), " bytes; 1 to ", kAddedTokenBytes, " are read.");
+  added_bytes_ += content.size();
+  HALFSTEP_CHECK(added_bytes_ <= kAllAddedTokensBytes, where_, ": the added tokens have more than ",
+                 kAllAddedTokensBytes, " bytes in all.");
   const auto in_vocabulary = id_of_token_.find(content);
   if (in_vocabulary != id_of_token_.end()) {
     HALFSTEP_CHECK(in_vocabulary->second == id, where_, ": the added token ", in_quotes(content),
@@ -88,6 +102,7 @@ bool DefinitionBuilder::has_every_byte() const {
 }
 
 Definition DefinitionBuilder::build() {
+  check_merges_differ();
   Definition definition{.bytes_of_id = std::move(bytes_of_id_),
                         .id_of_bytes = {},
                         .id_of_added = std::move(id_of_added_),

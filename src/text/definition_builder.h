@@ -3,7 +3,6 @@
 
 #include <string>
 #include <string_view>
-#include <unordered_set>
 #include <vector>
 
 #include "text/definition.h"
@@ -17,7 +16,7 @@ class DefinitionBuilder {
 
   /// As the file writes it: in GPT-2's alphabet of bytes. An id twice or out of range is refused.
   void add_to_vocabulary(const std::string& token, int64_t id);
-  /// A merge that names no token, or stands twice, is refused.
+  /// A merge that names no token is refused; one that stands twice, by `build`.
   void add_merge(std::string_view left, std::string_view right);
   void add_added_token(const std::string& content, int64_t id, bool normalized);
 
@@ -29,15 +28,16 @@ class DefinitionBuilder {
 
  private:
   int32_t id_in_vocabulary(std::string_view token, std::string_view of_what) const;
+  void check_merges_differ() const;
   void set_bytes(int32_t id, std::string bytes);
 
   std::string where_;
   std::unordered_map<std::string, int32_t> id_of_token_;
   std::vector<std::optional<std::string>> bytes_of_id_;
   std::vector<Merge> merges_;
-  std::unordered_set<uint64_t> pairs_;
   std::unordered_map<std::string, int32_t> id_of_added_;
   int64_t last_added_ = -1;
+  size_t added_bytes_ = 0;
   AddedTokens first_added_, second_added_;
 };
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iomanip>
+#include <utility>
 
 #include "text/utf8.h"
 
@@ -14,6 +15,7 @@ size_t Encoder::encode(std::string_view text, bool open) {
     for (const char c : text) ids_.push_back(definition_.model.id_of_byte[static_cast<uint8_t>(c)]);
     return text.size();
   }
+  source_ = text;
   return cut_at_added(definition_.first_added, text, open);
 }
 
@@ -78,13 +80,11 @@ size_t Encoder::cut_at_digits(size_t stage, std::string_view text, bool open) {
 
 size_t Encoder::cut_by_pattern(size_t stage, std::string_view text, bool open) {
   const Stage& here = definition_.stages[stage];
-  std::string with_space;
   if (here.add_prefix_space) {
     if (open) return 0;  // what is left would be given a space again
-    if (text[0] != ' ') text = with_space.append(1, ' ').append(text);
+    if (text[0] != ' ') return cut_with_space(stage, text);
   }
-  const size_t added = with_space.empty() ? 0 : 1;
-  if (!here.pattern) return run_stage(stage + 1, text, open) - added;
+  if (!here.pattern) return run_stage(stage + 1, text, open);
   for (size_t at = 0; at < text.size();) {
     Match match;
     const Search search = here.pattern->find(text, at, open, scratch_.match, match);
@@ -94,7 +94,24 @@ size_t Encoder::cut_by_pattern(size_t stage, std::string_view text, bool open) {
     run_stage(stage + 1, text.substr(match.begin, match.end - match.begin), false);
     at = match.end;
   }
-  return text.size() - added;
+  return text.size();
+}
+
+size_t Encoder::cut_with_space(size_t stage, std::string_view text) {
+  const std::string with_space = std::string(1, ' ').append(text);
+  const int64_t offset = offset_of(text);
+  const std::string_view source = std::exchange(source_, with_space);
+  const int64_t source_offset = std::exchange(source_offset_, offset);
+  source_spaces_ = 1;
+  cut_by_pattern(stage, with_space, false);
+  source_ = source;
+  source_offset_ = source_offset;
+  source_spaces_ = 0;
+  return text.size();
+}
+
+int64_t Encoder::offset_of(std::string_view piece) const {
+  return source_offset_ + std::max<int64_t>(piece.data() - source_.data() - source_spaces_, 0);
 }
 
 void Encoder::append(std::string_view word) {
@@ -102,6 +119,7 @@ void Encoder::append(std::string_view word) {
     ids_.insert(ids_.end(), known.begin(), known.end());
     return;
   }
+  if (word.size() > kMaxWordBytes) refuse_word_at(offset_of(word));
   if (definition_.whole_words_first) {
     if (const auto whole = definition_.id_of_bytes.find(std::string(word));
         whole != definition_.id_of_bytes.end()) {
@@ -127,6 +145,12 @@ void Encoder::append(std::string_view word) {
                                        "such bytes out, as `tokenizers` does."));
   }
   dropped_bytes_ += missing;
+}
+
+void refuse_word_at(int64_t offset) {
+  detail::throw_error(
+      detail::concat("Tokenizer: a word of more than ", kMaxWordBytes >> 20, " MiB begins at byte ", offset,
+                     " of the text: nothing in it ends a word. Is it text? If so, break its lines first."));
 }
 
 }  // namespace halfstep::text

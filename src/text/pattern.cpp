@@ -6,6 +6,8 @@
 
 #include <array>
 #include <cstdio>
+#include <limits>
+#include <mutex>
 #include <new>
 #include <span>
 #include <string>
@@ -87,6 +89,46 @@ std::string message_of(int code) {
   return reinterpret_cast<const char*>(text.data());
 }
 
+/// How long a match may take.
+class MatchLimits {
+ public:
+  MatchLimits() : context_(pcre2_match_context_create(nullptr)) {
+    if (context_ == nullptr) throw std::bad_alloc();
+    // PCRE2's own limit of 10 million steps back is there for expressions that take exponential time. The
+    // known ones take one step back a character, and a run of 11 million spaces is a valid text.
+    pcre2_set_match_limit(context_, std::numeric_limits<uint32_t>::max());
+  }
+  ~MatchLimits() { pcre2_match_context_free(context_); }
+  MatchLimits(const MatchLimits&) = delete;
+  MatchLimits& operator=(const MatchLimits&) = delete;
+
+  pcre2_match_context* context() const { return context_; }
+
+ private:
+  pcre2_match_context* context_;
+};
+
+pcre2_match_context* match_limits() {
+  static const MatchLimits limits;  // matching only reads it, so threads share it
+  return limits.context();
+}
+
+bool is_limit(int result) {
+  return result == PCRE2_ERROR_MATCHLIMIT || result == PCRE2_ERROR_DEPTHLIMIT ||
+         result == PCRE2_ERROR_HEAPLIMIT || result == PCRE2_ERROR_JIT_STACKLIMIT ||
+         result == PCRE2_ERROR_NOMEMORY;
+}
+
+// Compiled once for all who use it at a time.
+std::shared_ptr<const Pattern> shared_pattern(size_t index) {
+  static std::mutex mutex;
+  static std::array<std::weak_ptr<const Pattern>, std::size(kKnown)> all;
+  const std::lock_guard lock(mutex);
+  auto pattern = all[index].lock();
+  if (!pattern) all[index] = pattern = std::make_shared<Pattern>(kKnown[index].expression);
+  return pattern;
+}
+
 pcre2_code* code_of(void* it) { return static_cast<pcre2_code*>(it); }
 pcre2_match_data* data_of(void* it) { return static_cast<pcre2_match_data*>(it); }
 
@@ -101,12 +143,12 @@ MatchScratch::MatchScratch() : data_(pcre2_match_data_create(1, nullptr)) {
 MatchScratch::~MatchScratch() { pcre2_match_data_free(data_of(data_)); }
 
 std::shared_ptr<const Pattern> Pattern::named_by(std::string_view expression) {
-  for (const KnownPattern& known : kKnown)
-    if (expression == known.expression) return std::make_shared<Pattern>(known.expression);
+  for (size_t i = 0; i < std::size(kKnown); ++i)
+    if (expression == kKnown[i].expression) return shared_pattern(i);
   return nullptr;
 }
 
-std::shared_ptr<const Pattern> Pattern::gpt2() { return std::make_shared<Pattern>(kKnown[0].expression); }
+std::shared_ptr<const Pattern> Pattern::gpt2() { return shared_pattern(0); }
 
 Pattern::Pattern(std::string_view expression) {
   const std::string text = with_own_classes(expression);
@@ -125,9 +167,11 @@ Search Pattern::find(std::string_view text, size_t from, bool open, MatchScratch
                      Match& match) const {
   const uint32_t options = PCRE2_NO_UTF_CHECK | (open ? PCRE2_PARTIAL_HARD : 0u);
   const int result = pcre2_match(code_of(code_), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), from,
-                                 options, data_of(scratch.data_), nullptr);
+                                 options, data_of(scratch.data_), match_limits());
   if (result == PCRE2_ERROR_PARTIAL) return Search::NeedsMoreText;
   if (result == PCRE2_ERROR_NOMATCH) return open ? Search::NeedsMoreText : Search::None;
+  HALFSTEP_CHECK(!is_limit(result), "Tokenizer: PCRE2 cannot cut a text of ", text.size() - from,
+                 " bytes into words: ", message_of(result), ". Give it in smaller parts.");
   if (result < 0) HALFSTEP_BUG("PCRE2 failed on ", text.size() - from, " bytes: ", message_of(result));
   const PCRE2_SIZE* const ends = pcre2_get_ovector_pointer(data_of(scratch.data_));
   match = {ends[0], ends[1]};

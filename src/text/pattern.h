@@ -41,7 +41,8 @@ class MatchScratch {
 /// matching slow, and none is read with another meaning than its author's.
 class Pattern {
  public:
-  /// The pattern that stands in tokenizer.json in these words; null if it is not a known one.
+  /// The pattern that stands in tokenizer.json in these words; null if it is not a known one. Those who ask
+  /// for the same one share it.
   static std::shared_ptr<const Pattern> named_by(std::string_view expression);
   /// The pattern of the pre-tokenizer ByteLevel.
   static std::shared_ptr<const Pattern> gpt2();

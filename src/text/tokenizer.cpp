@@ -7,6 +7,12 @@
 #include "text/encoder.h"
 
 namespace halfstep {
+namespace {
+
+// A word, and the beginnings of an added token of each kind and of a character.
+constexpr size_t kMostKeptBack = text::kMaxWordBytes + 1024;
+
+}  // namespace
 
 struct Tokenizer::State {
   text::Definition definition;
@@ -36,10 +42,11 @@ struct Tokenizer::State {
     size_t dropped_bytes;
   };
 
-  Progress encode(std::string_view text, bool open, std::vector<int32_t>& ids) const {
+  /// `offset`: of the text in the whole, for messages.
+  Progress encode(std::string_view text, bool open, std::vector<int32_t>& ids, uint64_t offset = 0) const {
     auto scratch = take();
     const size_t before = ids.size();
-    text::Encoder encoder(definition, drop_missing_bytes, *scratch, ids);
+    text::Encoder encoder(definition, drop_missing_bytes, *scratch, ids, offset);
     try {
       const size_t done = encoder.encode(text, open);
       give_back(std::move(scratch));
@@ -48,6 +55,11 @@ struct Tokenizer::State {
       ids.resize(before);
       throw;
     }
+  }
+
+  // What a stream keeps back is then one word, with what may become an added token or a character behind it.
+  bool keeps_back_one_word() const {
+    return std::ranges::none_of(definition.stages, &text::Stage::add_prefix_space);
   }
 
   static std::shared_ptr<const State> make(text::Definition definition, const TokenizerOptions& options) {
@@ -124,14 +136,21 @@ void TokenStream::feed(std::string_view part, std::vector<int32_t>& ids) {
   if (pending_.size() >= enough_) encode(true, ids);
 }
 
-void TokenStream::finish(std::vector<int32_t>& ids) { encode(false, ids); }
+void TokenStream::finish(std::vector<int32_t>& ids) {
+  encode(false, ids);
+  encoded_bytes_ = 0;
+}
 
 void TokenStream::encode(bool open, std::vector<int32_t>& ids) {
-  const auto progress = tokenizer_.state_->encode(pending_, open, ids);
+  const auto progress = tokenizer_.state_->encode(pending_, open, ids, encoded_bytes_);
+  encoded_bytes_ += progress.encoded_bytes;
   pending_.erase(0, progress.encoded_bytes);
   dropped_bytes_ += progress.dropped_bytes;
   // One endless word is looked at again only when it has doubled: linear in all, not quadratic.
   enough_ = 2 * pending_.size();
+  if (!tokenizer_.state_->keeps_back_one_word()) return;
+  if (pending_.size() > kMostKeptBack) text::refuse_word_at(static_cast<int64_t>(encoded_bytes_));
+  enough_ = std::min(enough_, kMostKeptBack + 1);
 }
 
 }  // namespace halfstep

@@ -15,6 +15,9 @@ namespace {
 using files::in_quotes;
 using nlohmann::json;
 
+// Encoding goes one call deeper for each. Tokenizers in use have up to four.
+constexpr size_t kMaxStages = 16;
+
 void read_vocabulary(const Place& vocabulary, DefinitionBuilder& builder) {
   HALFSTEP_CHECK(vocabulary.value().is_object(), vocabulary.where(), ": is not an object of tokens and ids.");
   for (const auto& [token, id] : vocabulary.value().items())
@@ -82,7 +85,11 @@ void read_pre_tokenizer(const Place& place, std::vector<Stage>& stages, bool may
     place.expect_keys({"type", "pretokenizers"});
     for (const Place& element : place.at("pretokenizers").elements())
       read_pre_tokenizer(element, stages, false);
-  } else if (type == "Digits") {
+    return;
+  }
+  HALFSTEP_CHECK(stages.size() < kMaxStages, place.where(), ": pre_tokenizer has more than ", kMaxStages,
+                 " stages, which no tokenizer in use has. Was the file damaged, or made to harm?");
+  if (type == "Digits") {
     place.expect_keys({"type", "individual_digits"});
     stages.push_back(
         {.kind = Stage::Kind::Digits, .digits_one_by_one = place.at("individual_digits").truth()});

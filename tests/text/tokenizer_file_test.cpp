@@ -87,11 +87,21 @@ const Fault kFaults[] = {
      [](Json& f) {
        f["model"]["vocab"]["ab"] = 300;
        f["model"]["merges"] = {"a b", "a b"};
+       f["added_tokens"] = nullptr;
      },
      {"'a'", "'b'", "twice"}},
     {"AddedStrip", [](Json& f) { f["added_tokens"][0]["lstrip"] = true; }, {"added_tokens[0].lstrip"}},
     {"AddedSingleWord", [](Json& f) { f["added_tokens"][1]["single_word"] = true; }, {"[1].single_word"}},
     {"AddedEmpty", [](Json& f) { f["added_tokens"][0]["content"] = ""; }, {"256", "0 bytes"}},
+    {"AddedTooLong",
+     [](Json& f) { f["added_tokens"][0]["content"] = std::string(257, 'x'); },
+     {"257 bytes", "1 to 256"}},
+    {"AddedTooMany",
+     [](Json& f) {
+       for (int i = 258; i < 10'000; ++i)
+         f["added_tokens"].push_back({{"id", i}, {"content", std::string(200, 'x') + std::to_string(i)}});
+     },
+     {"added tokens", "1048576 bytes"}},
     {"AddedTwice", [](Json& f) { f["added_tokens"][1]["content"] = "<end>"; }, {"'<end>'", "twice"}},
     {"AddedOtherId", [](Json& f) { f["added_tokens"][0]["content"] = "a"; }, {"'a'", "256", "97"}},
     {"AddedGap", [](Json& f) { f["added_tokens"][1]["id"] = 1000; }, {"'<end>less'", "1000", "257"}},
@@ -117,6 +127,14 @@ const Fault kFaults[] = {
     {"Expression",
      [](Json& f) { f["pre_tokenizer"] = sequence({split("(a+)+b"), byte_level()}); },
      {"(a+)+b", "Llama-3"}},
+    {"StagesWithoutEnd",
+     [](Json& f) {
+       Json steps = Json::array();
+       for (int i = 0; i < 100'000; ++i) steps.push_back(digits());
+       steps.push_back(byte_level());
+       f["pre_tokenizer"] = sequence(steps);
+     },
+     {"pretokenizers[16]", "more than 16"}},
     {"Behavior",
      [](Json& f) { f["pre_tokenizer"] = sequence({split("x", "Removed"), byte_level()}); },
      {"Removed"}},
@@ -137,6 +155,26 @@ TEST(TokenizerFile, WithoutFaultIsRead) {
       {"type", "TemplateProcessing"}};  // puts tokens around a text, which encode does not
   file["model"]["unk_token"] = "a";     // never needed, as every byte has a token
   EXPECT_EQ(refusal(file.dump()), "no error");
+}
+
+// As older published files of GPT-2 have it.
+TEST(TokenizerFile, AModelWithoutTypeIsTakenForBpe) {
+  Json file = small_tokenizer();
+  const auto expected = Tokenizer::from_json(file.dump(), "typed").encode("a b");
+  file["model"].erase("type");
+  EXPECT_EQ(Tokenizer::from_json(file.dump(), "tokenizer.json").encode("a b"), expected);
+  file["model"].erase("merges");  // a WordLevel
+  EXPECT_NE(refusal(file.dump()).find("merges"), std::string::npos);
+}
+
+TEST(TokenizerFile, SixteenStagesAreRead) {
+  Json file = small_tokenizer();
+  Json steps = Json::array();
+  for (int i = 0; i < 15; ++i) steps.push_back(digits());
+  steps.push_back(byte_level());
+  file["pre_tokenizer"] = sequence(steps);
+  const auto tokenizer = Tokenizer::from_json(file.dump(), "tokenizer.json");
+  EXPECT_EQ(tokenizer.decode(tokenizer.encode("a1 22b")), "a1 22b");
 }
 
 TEST(TokenizerFile, WhatIsNoJsonOrTooDeepIsRefused) {

@@ -10,6 +10,7 @@
 #include "support/error_of.h"
 #include "support/tokenizer_json.h"
 #include "text/byte_alphabet.h"
+#include "text/pattern.h"
 
 namespace halfstep {
 namespace {
@@ -161,6 +162,49 @@ TEST(Tokenizer, ThreadsShareOne) {
     });
   for (auto& thread : threads) thread.join();
   EXPECT_EQ(same, 20);
+}
+
+// PCRE2's own limit ends such a match after 10 million steps back. Words by hand: all spaces but the last
+// one, then " x".
+TEST(Tokenizer, ARunOfElevenMillionSpacesIsCutByEveryPattern) {
+  constexpr size_t kSpaces = 11'000'000;
+  const std::string text = std::string(kSpaces, ' ') + "x";
+  text::MatchScratch scratch;
+  for (const text::KnownPattern& known : text::known_patterns()) {
+    const auto pattern = text::Pattern::named_by(known.expression);
+    text::Match match;
+    ASSERT_EQ(pattern->find(text, 0, false, scratch, match), text::Search::Found) << known.name;
+    EXPECT_EQ(match.end, kSpaces - 1) << known.name;
+    ASSERT_EQ(pattern->find(text, match.end, false, scratch, match), text::Search::Found) << known.name;
+    EXPECT_EQ(match.end, text.size()) << known.name;
+  }
+}
+
+TEST(Tokenizer, ThoseWithTheSamePatternShareIt) {
+  const auto& expression = text::known_patterns()[1].expression;
+  EXPECT_EQ(text::Pattern::named_by(expression), text::Pattern::named_by(expression));
+  EXPECT_EQ(text::Pattern::gpt2(), text::Pattern::named_by(text::known_patterns()[0].expression));
+}
+
+// A file of zeros is one word to GPT-2's pattern. The first text shows that offsets are of the second alone.
+TEST(TokenStream, RefusesAnEndlessWordWithItsOffset) {
+  TokenStream stream(tokenizer_of(small_tokenizer()));
+  std::vector<int32_t> ids;
+  stream.feed("first ", ids);
+  stream.finish(ids);
+  stream.feed("a b<end>", ids);
+  const std::string zeros((size_t{64} << 20) + 2000, '\0');
+  const std::string message = error_of([&] { stream.feed(zeros, ids); });
+  EXPECT_NE(message.find("more than 64 MiB begins at byte 8 "), std::string::npos) << message;
+}
+
+TEST(Tokenizer, AnEndlessWordIsRefusedWithItsOffset) {
+  Json file = small_tokenizer();
+  file["pre_tokenizer"]["add_prefix_space"] = true;  // whose words are cut from a copy
+  const std::string text = "a b<end>" + std::string((size_t{64} << 20) + 1, '\0');
+  const auto tokenizer = tokenizer_of(file);
+  const std::string message = error_of([&] { tokenizer.encode(text); });
+  EXPECT_NE(message.find("more than 64 MiB begins at byte 8 "), std::string::npos) << message;
 }
 
 /// One whose merges cross every place at which a word could wrongly be cut.
