@@ -11,8 +11,9 @@
 #include <csignal>
 #include <thread>
 
-#include "checkpoint/scratch_folder.h"
+#include "checkpoint/leftovers.h"
 #include "support/error_of.h"
+#include "support/scratch.h"
 #include "support/states.h"
 
 namespace halfstep {

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/scratch_folder.h"
 #include "files/checkpoint_writer.h"
+#include "support/scratch.h"
 
 namespace halfstep::testing {
 

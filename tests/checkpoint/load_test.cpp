@@ -6,8 +6,8 @@
 
 #include <fstream>
 
-#include "checkpoint/scratch_folder.h"
 #include "support/error_of.h"
+#include "support/scratch.h"
 #include "support/small_models.h"
 #include "support/states.h"
 

@@ -6,9 +6,9 @@
 #include <halfstep/optim.h>
 #include <torch/torch.h>
 
-#include "checkpoint/scratch_folder.h"
 #include "support/any_machine.h"
 #include "support/error_of.h"
+#include "support/scratch.h"
 #include "support/small_models.h"
 #include "support/states.h"
 

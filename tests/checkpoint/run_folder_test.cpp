@@ -9,6 +9,7 @@
 #include <fstream>
 
 #include "checkpoint/content.h"
+#include "checkpoint/leftovers.h"
 #include "files/checkpoint_reader.h"
 #include "files/step_folders.h"
 #include "support/error_of.h"

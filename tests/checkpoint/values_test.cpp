@@ -6,8 +6,9 @@
 
 #include <limits>
 
-#include "checkpoint/scratch_folder.h"
+#include "checkpoint/leftovers.h"
 #include "support/error_of.h"
+#include "support/scratch.h"
 #include "support/states.h"
 
 namespace halfstep {

@@ -1,11 +1,11 @@
 #include <gtest/gtest.h>
 #include <halfstep/data.h>
-#include <unistd.h>
 
 #include <map>
 #include <numeric>
 
 #include "support/error_of.h"
+#include "support/scratch.h"
 
 namespace halfstep {
 namespace {
@@ -14,9 +14,6 @@ using testing::error_of;
 
 class TokenBatchesOf : public ::testing::Test {
  protected:
-  void SetUp() override { std::filesystem::create_directory(folder_); }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-
   /// A file of the tokens first, first + 1, ...: a token tells where it stood.
   TokenFile file_of(int32_t first, int32_t count) {
     const auto path = folder_ / (std::to_string(first) + ".bin");
@@ -35,8 +32,7 @@ class TokenBatchesOf : public ::testing::Test {
   }
 
   static constexpr int64_t kVocabulary = 1'000'000;
-  std::filesystem::path folder_ =
-      std::filesystem::temp_directory_path() / ("halfstep-batches-" + std::to_string(getpid()));
+  const testing::ScratchFolder folder_;
 };
 
 // Three files: 10 windows of 4 with one token left, none, and 25 windows exactly.

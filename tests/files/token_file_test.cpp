@@ -1,7 +1,6 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <halfstep/token_file.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "support/error_of.h"
+#include "support/scratch.h"
 
 namespace halfstep {
 namespace {
@@ -20,9 +20,6 @@ using testing::error_of;
 
 class TokenFiles : public ::testing::Test {
  protected:
-  void SetUp() override { std::filesystem::create_directory(folder_); }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-
   /// A file of these numbers, each as wide as its type.
   template <typename Number>
   std::filesystem::path file_of(const std::vector<Number>& numbers, const std::vector<int32_t>& header = {}) {
@@ -42,8 +39,7 @@ class TokenFiles : public ::testing::Test {
     return ids;
   }
 
-  std::filesystem::path folder_ =
-      std::filesystem::temp_directory_path() / ("halfstep-token-files-" + std::to_string(getpid()));
+  const testing::ScratchFolder folder_;
 };
 
 TEST_F(TokenFiles, AreReadInAllFourFormats) {

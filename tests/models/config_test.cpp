@@ -7,7 +7,7 @@
 
 #include "models/tiny.h"
 #include "support/error_of.h"
-#include "support/temporary_folder.h"
+#include "support/scratch.h"
 
 namespace halfstep::testing {
 namespace {
@@ -18,7 +18,7 @@ json config_of(const CausalLM& model) { return json::parse(model.config_json());
 
 /// What load_pretrained says of a folder with this config.json and the weights of `model`.
 std::string refusal(const CausalLM& model, const json& config) {
-  const TemporaryFolder folder;
+  const ScratchFolder folder;
   save_pretrained(model, folder.path());
   std::ofstream(folder / "config.json") << config;
   return error_of([&] { (void)load_pretrained(folder.path()); });
@@ -95,7 +95,7 @@ TEST(Config, RopeOfTransformersFourAndFiveAreReadAlike) {
   five.erase("rope_scaling");
   four.erase("rope_parameters");
   four["rope_scaling"].erase("rope_theta");
-  const TemporaryFolder folder;
+  const ScratchFolder folder;
   for (const json& spelling : {four, five}) {
     save_pretrained(model, folder.path());
     std::ofstream(folder / "config.json") << spelling;
@@ -109,7 +109,7 @@ TEST(Config, RopeOfTransformersFourAndFiveAreReadAlike) {
 }
 
 TEST(Config, FieldsThatTheModelDoesNotReadAreWrittenAgain) {
-  const TemporaryFolder folder, again;
+  const ScratchFolder folder, again;
   const Llama model(tiny_llama(), 1);
   save_pretrained(model, folder.path());
   json config = config_of(model);

@@ -8,7 +8,7 @@
 
 #include "models/tiny.h"
 #include "support/error_of.h"
-#include "support/temporary_folder.h"
+#include "support/scratch.h"
 
 namespace halfstep::testing {
 namespace {
@@ -36,7 +36,7 @@ at::Tensor& named(NamedTensors& tensors, const std::string& name) {
 }
 
 TEST(Pretrained, WhatWasSavedLoadsBitForBit) {
-  const TemporaryFolder folder;
+  const ScratchFolder folder;
   auto biased = tiny_llama();
   biased.attention_bias = biased.mlp_bias = true;
   const std::shared_ptr<CausalLM> models[] = {std::make_shared<Gpt2>(tiny_gpt2(), 1),
@@ -51,7 +51,7 @@ TEST(Pretrained, WhatWasSavedLoadsBitForBit) {
 }
 
 TEST(Pretrained, Bf16FilesAreWidenedExactlyOrKeptAsAsked) {
-  const TemporaryFolder folder;
+  const ScratchFolder folder;
   Llama model(tiny_llama(), 1);
   model.to(at::kBFloat16);
   save_pretrained(model, folder.path());
@@ -65,7 +65,7 @@ TEST(Pretrained, Bf16FilesAreWidenedExactlyOrKeptAsAsked) {
 
 // As published files do that keep norms in F32 beside BF16 weights, whatever config.json says.
 TEST(Pretrained, TensorsOfSeveralTypesAreEachWidened) {
-  const TemporaryFolder folder;
+  const ScratchFolder folder;
   const Llama model(tiny_llama(), 1);
   save_pretrained(model, folder.path());
   rewrite(folder.path(), [](NamedTensors& tensors) {
@@ -82,7 +82,7 @@ TEST(Pretrained, TensorsOfSeveralTypesAreEachWidened) {
 }
 
 TEST(Pretrained, AllThatDoesNotFitIsListedAtOnce) {
-  const TemporaryFolder folder;
+  const ScratchFolder folder;
   save_pretrained(Llama(tiny_llama(), 1), folder.path());
   rewrite(folder.path(), [](NamedTensors& tensors) {
     named(tensors, "model.norm.weight") = at::ones({31});
@@ -100,7 +100,7 @@ TEST(Pretrained, AllThatDoesNotFitIsListedAtOnce) {
 }
 
 TEST(Pretrained, AConfigThatAsksForMoreThanTheFileHoldsIsRefusedBeforeItGetsMemory) {
-  const TemporaryFolder folder;
+  const ScratchFolder folder;
   const Llama model(tiny_llama(), 1);
   save_pretrained(model, folder.path());
   std::string config = model.config_json();
@@ -112,7 +112,7 @@ TEST(Pretrained, AConfigThatAsksForMoreThanTheFileHoldsIsRefusedBeforeItGetsMemo
 }
 
 TEST(Pretrained, AHeadBesideTheEmbeddingItIsTiedToMustBeEqual) {
-  const TemporaryFolder folder;
+  const ScratchFolder folder;
   const Gpt2 model(tiny_gpt2(), 1);
   const auto with_head = [&](const at::Tensor& head) {
     save_pretrained(model, folder.path());
@@ -128,7 +128,7 @@ TEST(Pretrained, AHeadBesideTheEmbeddingItIsTiedToMustBeEqual) {
 }
 
 TEST(Pretrained, ATiedHeadMayStandForTheEmbedding) {
-  const TemporaryFolder folder;
+  const ScratchFolder folder;
   const Gpt2 model(tiny_gpt2(), 1);
   save_pretrained(model, folder.path());
   rewrite(folder.path(), [](NamedTensors& tensors) {
@@ -139,7 +139,7 @@ TEST(Pretrained, ATiedHeadMayStandForTheEmbedding) {
 }
 
 TEST(Pretrained, PicklesAreNotOpened) {
-  const TemporaryFolder folder;
+  const ScratchFolder folder;
   save_pretrained(Gpt2(tiny_gpt2(), 1), folder.path());
   std::filesystem::rename(folder / "model.safetensors", folder / "pytorch_model.bin");
   EXPECT_NE(error_of([&] { (void)load_pretrained(folder.path()); }).find("a pickle"), std::string::npos);

@@ -5,7 +5,7 @@
 #include <torch/torch.h>
 
 #include "support/python.h"
-#include "support/temporary_folder.h"
+#include "support/scratch.h"
 
 namespace halfstep::testing {
 namespace {
@@ -22,7 +22,7 @@ TEST_P(ResNet, LogitsGradientsAndStatisticsAreThoseOfPythonsNet) {
       at::randn({4, options.channels, side, side}, at::make_generator<at::CPUGeneratorImpl>(1));
   const auto labels = at::arange(4, at::kLong);
 
-  const TemporaryFolder folder;
+  const ScratchFolder folder;
   NamedTensors weights;
   for (const auto& item : model.named_parameters())
     weights.emplace_back(item.key(), item.value().detach().clone());

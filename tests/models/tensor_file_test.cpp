@@ -3,7 +3,7 @@
 #include <torch/torch.h>
 
 #include "support/error_of.h"
-#include "support/temporary_folder.h"
+#include "support/scratch.h"
 
 namespace halfstep::testing {
 namespace {
@@ -33,7 +33,7 @@ TEST(TensorFile, EveryTypeButTheSixBitOnesHasAPartnerOfTheSameSize) {
 }
 
 TEST(TensorFile, EveryTypesBytesComeBack) {
-  const TemporaryFolder folder;
+  const ScratchFolder folder;
   NamedTensors tensors;
   for (const TensorType type : kAllTypes) {
     if (type == TensorType::F6_E2M3 || type == TensorType::F6_E3M2) continue;
@@ -55,7 +55,7 @@ TEST(TensorFile, EveryTypesBytesComeBack) {
 }
 
 TEST(TensorFile, TensorsThatLieOtherwiseAreWrittenRowByRow) {
-  const TemporaryFolder folder;
+  const ScratchFolder folder;
   const auto square = at::arange(9, at::kFloat).view({3, 3});
   const auto complex = at::view_as_complex(at::arange(8, at::kFloat).view({4, 2}));
   write_tensors(folder / "t.safetensors", {{"t", square.t()}, {"conj", complex.conj()}});

@@ -1,22 +1,26 @@
 // A folder for one test's files.
 #pragma once
 
-#include <unistd.h>
+#include <stdlib.h>
 
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 
 namespace halfstep::testing {
 
-/// Made new, and removed with all that is in it.
+/// Made new, in memory where there is such a place, and removed with all that is in it.
 class ScratchFolder {
  public:
   ScratchFolder() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "halfstep-XXXXXX").string();
-    path_ = ::mkdtemp(pattern.data());
+    const std::filesystem::path memory = "/dev/shm";
+    const auto parent = std::filesystem::exists(memory) ? memory : std::filesystem::temp_directory_path();
+    std::string name = (parent / "halfstep-XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("no scratch folder: " + name);
+    path_ = name;
   }
   ~ScratchFolder() {
     std::error_code ignored;

@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "support/error_of.h"
+#include "support/scratch.h"
 #include "support/tokenizer_json.h"
 
 namespace halfstep {
@@ -188,8 +189,8 @@ TEST(TokenizerFile, ThatIsNotThereIsAFileError) {
 }
 
 TEST(TokenizerFile, Gpt2sPairOfFilesIsRead) {
-  const auto folder = std::filesystem::temp_directory_path();
-  const auto vocabulary = folder / "halfstep-vocab.json", merges = folder / "halfstep-merges.txt";
+  const testing::ScratchFolder folder;
+  const auto vocabulary = folder / "vocab.json", merges = folder / "merges.txt";
   Json tokens = small_tokenizer()["model"]["vocab"];
   tokens.update({{"ab", 256}, {"<|endoftext|>", 257}});
   std::ofstream(vocabulary) << tokens;
@@ -197,10 +198,8 @@ TEST(TokenizerFile, Gpt2sPairOfFilesIsRead) {
   const auto tokenizer = Tokenizer::from_gpt2(vocabulary, merges);
   EXPECT_EQ(tokenizer.encode("ab<|endoftext|>"), (std::vector<int32_t>{256, 257}));
   std::ofstream(merges) << "a\n";
-  EXPECT_NE(error_of([&] { Tokenizer::from_gpt2(vocabulary, merges); }).find("halfstep-merges.txt"),
+  EXPECT_NE(error_of([&] { Tokenizer::from_gpt2(vocabulary, merges); }).find("merges.txt"),
             std::string::npos);
-  std::filesystem::remove(vocabulary);
-  std::filesystem::remove(merges);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "checkpoint/leftovers.h"
 #include "files/checkpoint_reader.h"
 #include "files/step_folders.h"
 
