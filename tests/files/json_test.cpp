@@ -42,7 +42,8 @@ TEST(Json, BytesHaveALimit) {
 TEST(Json, ValuesHaveALimit) {
   EXPECT_EQ(refusal(R"([{"a":1},[]])", {.values = 4}), "no error");
   EXPECT_NE(refusal(R"([{"a":1},[]])", {.values = 3}).find("more than 3 values"), std::string::npos);
-  EXPECT_NE(refusal("[" + repeated("{},", 4'000'000) + "{}]").find("more than 4000000"), std::string::npos);
+  EXPECT_NE(refusal(std::string("[") + repeated("{},", 4'000'000) + "{}]").find("more than 4000000"),
+            std::string::npos);
 }
 
 TEST(Json, WhatIsNotJsonIsRefused) {
