@@ -23,7 +23,7 @@ def gpt2(**changed):
 
 
 LLAMA3 = dict(rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
-              original_max_position_embeddings=64)
+              original_max_position_embeddings=48)
 CONFIGS = {
     "llama_mha_free_head": llama(),
     "llama_gqa_tied": llama(num_key_value_heads=2, tie_word_embeddings=True),
@@ -35,7 +35,7 @@ CONFIGS = {
     "llama_theta_and_eps": llama(rope_parameters=dict(rope_type="default", rope_theta=500000.0), rms_norm_eps=1e-3),
     "llama_rope_llama3": llama(rope_parameters=LLAMA3, num_key_value_heads=2),
     "llama_rope_llama3_wide_heads": llama(rope_parameters=LLAMA3, hidden_size=128, num_attention_heads=2, num_key_value_heads=1),
-    "llama_padding": llama(pad_token_id=7, tie_word_embeddings=True),
+    "llama_padding": llama(pad_token_id=0, tie_word_embeddings=True),
     "llama_padding_from_the_end": llama(pad_token_id=-1),
     "llama_rope_linear": llama(rope_parameters=dict(rope_type="linear", rope_theta=10000.0, factor=4.0)),
     "llama_config_of_transformers_4": llama(rope_parameters=LLAMA3),
@@ -88,6 +88,7 @@ def make_case(name: str, folder: pathlib.Path) -> None:
     randomise(model)
     if name == "llama_bf16_file":
         model = model.to(torch.bfloat16)
+    model.generation_config.pad_token_id = None  # transformers 5 saves no negative one there
     model.save_pretrained(folder / "hf", max_shard_size="60KB" if "shards" in name else "5GB")
     if "transformers_4" in name:
         spell_as_transformers_4(folder / "hf/config.json")

@@ -1,5 +1,6 @@
 #include <halfstep/error.h>
 
+#include <cmath>
 #include <tuple>
 
 #include "models/config_fields.h"
@@ -89,7 +90,12 @@ LlamaConfig models::llama_config(const json& file, const std::string& where) {
   fields.take("attention_dropout", config.attention_dropout);
   fields.take("attention_bias", config.attention_bias);
   fields.take("mlp_bias", config.mlp_bias);
-  fields.take("pad_token_id", config.pad_token_id);
+  // Not a size: 0 is a token, and -1 the last one.
+  if (const json padding = fields.take("pad_token_id"); !padding.is_null()) {
+    const bool small = padding.is_number_integer() && std::abs(padding.get<double>()) <= kLargestSize;
+    HALFSTEP_CHECK(small, where, ": 'pad_token_id' is ", padding.dump(), ", expected a token's number.");
+    config.pad_token_id = padding.get<int64_t>();
+  }
   fields.take("tie_word_embeddings", config.tie_word_embeddings);
   config.rope = take_rope(fields, config.max_position_embeddings);
   config.rest = fields.rest().dump();

@@ -69,6 +69,9 @@ TEST_F(Refused, WhatLlamaDoesNotImplementByItsName) {
   expect_each(Llama(tiny_llama(), 1),
               {
                   {"hidden_act", "relu2", "'relu2' is not implemented"},
+                  {"pad_token_id", 18446744073709551615ULL, "expected a token's number"},
+                  {"pad_token_id", 0.5, "expected a token's number"},
+                  {"pad_token_id", 61, "outside the vocabulary of 61"},
                   {"rope_parameters",
                    {{"rope_type", "yarn"}, {"factor", 4.0}},
                    "rope_type 'yarn' is not implemented"},
