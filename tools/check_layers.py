@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 ROWS = [
     ["base"],
     ["formats", "files"],
-    ["kernels", "text"],
+    ["kernels", "text", "config"],
     ["memory"],
     ["tensor"],
     ["scaling", "quant", "optim", "data", "checkpoint"],
@@ -36,6 +36,7 @@ HEADER_ROOM = {
     "token_file.h": "files",
     "data.h": "data",
     "formats.h": "formats",
+    "run_config.h": "config",
     "storage.h": "kernels",
     "memory.h": "memory",
     "machine.h": "tensor",

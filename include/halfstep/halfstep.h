@@ -17,6 +17,7 @@
 #include <halfstep/optim.h>
 #include <halfstep/params.h>
 #include <halfstep/precision.h>
+#include <halfstep/run_config.h>
 #include <halfstep/safetensors.h>
 #include <halfstep/scaling.h>
 #include <halfstep/schedule.h>

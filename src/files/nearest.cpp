@@ -33,26 +33,33 @@ bool ends_in_parts(std::string_view name, std::string_view parts) {
   return name.size() > parts.size() && name.ends_with(parts) && name[name.size() - parts.size() - 1] == '.';
 }
 
-std::string question(const TensorEntry& entry) { return " Did you mean " + in_quotes(entry.name) + "?"; }
+std::string question(std::string_view name) { return " Did you mean " + in_quotes(name) + "?"; }
 
 }  // namespace
 
-std::string did_you_mean(std::string_view wanted, const std::vector<TensorEntry>& entries) {
-  if (entries.size() > kNamesCompared || wanted.size() > kLongestCompared) return "";
+std::string did_you_mean(std::string_view wanted, const std::vector<std::string_view>& names) {
+  if (names.size() > kNamesCompared || wanted.size() > kLongestCompared) return "";
   // A name that ends like the other differs by a prefix ("transformer.", "model."), the commonest mistake.
-  for (const TensorEntry& entry : entries)
-    if (ends_in_parts(entry.name, wanted) || ends_in_parts(wanted, entry.name)) return question(entry);
-  const TensorEntry* nearest = nullptr;
+  for (const std::string_view name : names)
+    if (ends_in_parts(name, wanted) || ends_in_parts(wanted, name)) return question(name);
+  const std::string_view* nearest = nullptr;
   size_t fewest = wanted.size() / 4 + 2;  // edits beyond a quarter make another name
-  for (const TensorEntry& entry : entries) {
-    if (entry.name.size() > kLongestCompared) continue;
-    const size_t edits = edits_between(wanted, entry.name);
+  for (const std::string_view& name : names) {
+    if (name.size() > kLongestCompared) continue;
+    const size_t edits = edits_between(wanted, name);
     if (edits < fewest) {
       fewest = edits;
-      nearest = &entry;
+      nearest = &name;
     }
   }
   return nearest ? question(*nearest) : "";
+}
+
+std::string did_you_mean(std::string_view wanted, const std::vector<TensorEntry>& entries) {
+  if (entries.size() > kNamesCompared) return "";
+  std::vector<std::string_view> names;
+  for (const TensorEntry& entry : entries) names.push_back(entry.name);
+  return did_you_mean(wanted, names);
 }
 
 }  // namespace halfstep::files

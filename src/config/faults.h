@@ -1,0 +1,35 @@
+// All that is wrong with a configuration, told at once.
+#pragma once
+
+#include <halfstep/error.h>
+
+#include <string>
+#include <vector>
+
+namespace halfstep::config {
+
+class Faults {
+ public:
+  /// "run.toml:12: " and the parts.
+  template <typename... Parts>
+  void add(const std::string& origin, const Parts&... parts) {
+    messages_.push_back(detail::concat(origin, ": ", parts...));
+  }
+  /// What another part has refused, as it says it.
+  void add(const Error& error) { messages_.push_back(error.what()); }
+
+  bool none() const { return messages_.empty(); }
+
+  void throw_if_any() const {
+    if (none()) return;
+    if (messages_.size() == 1) throw Error(messages_.front());
+    std::string all = std::to_string(messages_.size()) + " faults in the configuration:";
+    for (const std::string& message : messages_) all += "\n  " + message;
+    throw Error(all);
+  }
+
+ private:
+  std::vector<std::string> messages_;
+};
+
+}  // namespace halfstep::config

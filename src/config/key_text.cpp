@@ -1,0 +1,136 @@
+#include "config/key_text.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+
+#include "config/toml.h"
+#include "files/nearest.h"
+
+namespace halfstep::config {
+namespace {
+
+template <typename... Handlers>
+struct Overloaded : Handlers... {
+  using Handlers::operator()...;
+};
+
+bool is_below(std::string_view path, std::string_view section) {
+  return path.size() > section.size() && path.starts_with(section) && path[section.size()] == '.';
+}
+
+std::string words_text(const ConfigKey& key) {
+  std::string all;
+  for (const std::string_view word : key.words) all += (all.empty() ? "" : ", ") + std::string(word);
+  return all;
+}
+
+std::string range_text(const ConfigRange& range) {
+  if (std::isinf(range.least)) return "";
+  const std::string low = (range.least_excluded ? " above " : " from ") + number_text(range.least);
+  return low + (range.most_excluded ? " to below " : range.least_excluded ? ", at most " : " to ") +
+         number_text(range.most);
+}
+
+std::string number_kind(const ConfigKey& key, std::string_view kind) {
+  const std::string unit = key.unit.empty() ? "" : " of " + std::string(key.unit);
+  return std::string(kind) + unit + range_text(key.range);
+}
+
+std::string type_text(const ConfigKey& key) {
+  RunConfig config;
+  const auto whole = [&](auto) { return number_kind(key, "a whole number"); };
+  const auto real = [&](auto) { return number_kind(key, "a number"); };
+  return std::visit(
+      Overloaded{
+          [](bool*) { return std::string("true or false"); },
+          [](std::optional<bool>*) { return std::string("true or false"); },
+          [&](int64_t* field) { return whole(field); },
+          [&](std::optional<int64_t>* field) { return whole(field); },
+          [&](double* field) { return real(field); },
+          [&](std::optional<double>* field) { return real(field); },
+          [](std::vector<std::string>*) { return std::string("a list of texts"); },
+          [](std::map<std::string, std::string>*) { return std::string("a table of operations"); },
+          [](auto*) { return std::string("text"); },
+      },
+      key.field(config));
+}
+
+}  // namespace
+
+const ConfigKey* find_key(std::string_view path) {
+  for (const ConfigKey& key : config_keys())
+    if (key.path == path || (key.path == kOpsPath && is_below(path, kOpsPath))) return &key;
+  return nullptr;
+}
+
+bool is_section(std::string_view path) {
+  return std::ranges::any_of(config_keys(), [&](const ConfigKey& key) { return is_below(key.path, path); });
+}
+
+std::string nearest_key(std::string_view path) {
+  std::vector<std::string_view> paths;
+  for (const ConfigKey& key : config_keys()) paths.push_back(key.path);
+  const std::string nearest = files::did_you_mean(path, paths);
+  // A key in the wrong section: "train.lr".
+  const size_t dot = path.rfind('.');
+  return nearest.empty() && dot != path.npos ? files::did_you_mean(path.substr(dot + 1), paths) : nearest;
+}
+
+std::string expectation(const ConfigKey& key) {
+  return key.words.empty() ? type_text(key) : "one of " + words_text(key);
+}
+
+std::string default_sentence(const ConfigKey& key) {
+  RunConfig config;
+  if (!key.if_not_given.empty()) return "If not given: " + std::string(key.if_not_given) + ".";
+  const auto text = toml_text(key.field(config));
+  return text && *text != "[]" ? "The default is " + *text + "." : "";
+}
+
+std::string number_text(double value) {
+  std::array<char, 32> text;
+  return {text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr};
+}
+
+std::optional<std::string> toml_text(const ConfigField& field) {
+  const Overloaded plain{
+      [](bool value) { return std::string(value ? "true" : "false"); },
+      [](int64_t value) { return std::to_string(value); },
+      [](double value) { return number_text(value); },
+      [](const std::string& value) { return toml_quoted(value); },
+      [](const std::vector<std::string>& values) {
+        std::string all;
+        for (const std::string& value : values) all += (all.empty() ? "" : ", ") + toml_quoted(value);
+        return "[" + all + "]";
+      },
+  };
+  const auto of_optional = [&](const auto* value) -> std::optional<std::string> {
+    return *value ? std::optional(plain(**value)) : std::nullopt;
+  };
+  return std::visit(
+      Overloaded{
+          [&](std::optional<bool>* value) { return of_optional(value); },
+          [&](std::optional<int64_t>* value) { return of_optional(value); },
+          [&](std::optional<double>* value) { return of_optional(value); },
+          [&](std::optional<std::string>* value) { return of_optional(value); },
+          [](std::map<std::string, std::string>*) { return std::optional<std::string>(); },
+          [&](auto* value) { return std::optional<std::string>(plain(*value)); },
+      },
+      field);
+}
+
+std::string keys_as_markdown() {
+  std::string page = "| key | value | default | what it does |\n|---|---|---|---|\n";
+  for (const ConfigKey& key : config_keys()) {
+    RunConfig config;
+    const auto text = toml_text(key.field(config));
+    const std::string fallback = text && *text != "[]" ? "`" + *text + "`" : std::string(key.if_not_given);
+    page += "| `" + std::string(key.path) + "` | " + expectation(key) + " | " + fallback + " | " +
+            std::string(key.help) + " |\n";
+  }
+  return page;
+}
+
+}  // namespace halfstep::config

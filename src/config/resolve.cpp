@@ -1,0 +1,151 @@
+#include <halfstep/run_config.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "config/contradictions.h"
+#include "config/key_text.h"
+#include "config/sources.h"
+#include "files/in_quotes.h"
+#include "files/nearest.h"
+
+namespace halfstep {
+namespace config {
+namespace {
+
+// Together they keep what to_toml() writes below what parse_toml() reads.
+constexpr size_t kMostTextBytes = 16 * 1024;
+constexpr size_t kMostOps = 256;
+
+/// "3 (a whole number)", for messages.
+std::string described(const TomlValue& value) {
+  struct Describe {
+    std::string operator()(bool is) const { return is ? "true" : "false"; }
+    std::string operator()(int64_t is) const { return std::to_string(is); }
+    std::string operator()(double is) const { return number_text(is); }
+    std::string operator()(const std::string& is) const { return "the text " + files::in_quotes(is); }
+    std::string operator()(const std::vector<std::string>&) const { return "a list"; }
+    std::string operator()(TomlTable) const { return "a table"; }
+    std::string operator()(TomlOther is) const { return std::string(is.what); }
+  };
+  return std::visit(Describe{}, value);
+}
+
+/// Puts one setting into its field, or throws an Error.
+class Assignment {
+ public:
+  Assignment(const ConfigKey& key, const Setting& setting) : key_(key), setting_(setting) {}
+
+  void operator()(bool* field) const { *field = get<bool>(); }
+  void operator()(int64_t* field) const {
+    if (const auto* real = std::get_if<double>(&setting_.value); real && std::trunc(*real) == *real &&
+                                                                 std::abs(*real) <= 0x1p53)
+      refuse("Write it without point and exponent: " + std::to_string(static_cast<int64_t>(*real)) + ".");
+    const int64_t value = get<int64_t>();
+    check_range(static_cast<double>(value));
+    *field = value;
+  }
+  void operator()(double* field) const {
+    const auto* whole = std::get_if<int64_t>(&setting_.value);
+    const double value = whole ? static_cast<double>(*whole) : get<double>();
+    check_range(value);
+    *field = value;
+  }
+  void operator()(std::string* field) const { *field = checked(get<std::string>()); }
+  template <typename T>
+  void operator()(std::optional<T>* field) const {
+    T value{};
+    (*this)(&value);
+    *field = value;
+  }
+  void operator()(std::vector<std::string>* field) const {
+    if (std::holds_alternative<std::string>(setting_.value)) {
+      *field = {checked(get<std::string>())};
+      return;
+    }
+    field->clear();
+    for (const std::string& text : get<std::vector<std::string>>()) field->push_back(checked(text));
+  }
+  void operator()(std::map<std::string, std::string>* field) const {
+    if (setting_.path == key_.path) refuse("Write " + setting_.path + ".softmax = \"low\".");
+    (*field)[setting_.path.substr(key_.path.size() + 1)] = checked(get<std::string>());
+  }
+
+ private:
+  template <typename T>
+  const T& get() const {
+    const T* value = std::get_if<T>(&setting_.value);
+    if (!value) refuse(default_sentence(key_));
+    return *value;
+  }
+
+  /// Written so that a NaN fails: every comparison with one is false.
+  void check_range(double value) const {
+    const ConfigRange& range = key_.range;
+    const bool fits = (range.least_excluded ? value > range.least : value >= range.least) &&
+                      (range.most_excluded ? value < range.most : value <= range.most);
+    if (!fits) refuse(default_sentence(key_));
+  }
+
+  const std::string& checked(const std::string& text) const {
+    if (text.empty()) refuse("Leave the key out instead. " + default_sentence(key_));
+    if (text.find('\0') != text.npos) refuse("It must not hold a NUL character.");
+    if (!key_.words.empty() && std::ranges::find(key_.words, text) == key_.words.end()) {
+      const std::string nearest = files::did_you_mean(text, key_.words);
+      refuse(nearest.empty() ? default_sentence(key_) : nearest.substr(1));
+    }
+    return text;
+  }
+
+  [[noreturn]] void refuse(const std::string& remedy) const {
+    throw Error(detail::concat(setting_.origin, ": ", files::in_quotes(setting_.path), " is ",
+                               described(setting_.value), ", expected ", expectation(key_), ".",
+                               remedy.empty() ? "" : " ", remedy));
+  }
+
+  const ConfigKey& key_;
+  const Setting& setting_;
+};
+
+void check_size(RunConfig& config, Faults& faults) {
+  size_t bytes = 0;
+  for (const ConfigKey& key : config_keys())
+    if (const auto text = toml_text(key.field(config))) bytes += text->size();
+  for (const auto& [op, rule] : config.precision.ops) bytes += op.size() + rule.size();
+  if (bytes > kMostTextBytes)
+    faults.add("configuration", "its texts have ", bytes, " bytes, at most ", kMostTextBytes,
+               " are taken. For many files, name their folder.");
+  if (config.precision.ops.size() > kMostOps)
+    faults.add("precision.ops", "has ", config.precision.ops.size(), " operations, at most ", kMostOps,
+               " are taken.");
+}
+
+}  // namespace
+}  // namespace config
+
+std::string ResolvedConfig::origin(std::string_view path) const {
+  const auto found = origins.find(path);
+  return found == origins.end() ? "default" : found->second;
+}
+
+ResolvedConfig resolve(const ConfigSources& sources) {
+  config::Faults faults;
+  ResolvedConfig resolved;
+  for (const config::Setting& setting : config::settings_of(sources, faults)) {
+    const ConfigKey& key = *config::find_key(setting.path);
+    try {
+      std::visit(config::Assignment(key, setting), key.field(resolved.config));
+      resolved.origins[setting.path] = setting.origin;
+    } catch (const Error& error) {
+      faults.add(error);
+    }
+  }
+  // Values that were refused would contradict others for no fault of theirs.
+  faults.throw_if_any();
+  config::find_contradictions(resolved, faults);
+  config::check_size(resolved.config, faults);
+  faults.throw_if_any();
+  return resolved;
+}
+
+}  // namespace halfstep
