@@ -1,3 +1,4 @@
+#include <halfstep/error.h>
 #include <halfstep/run_config.h>
 
 #include <algorithm>
