@@ -108,10 +108,9 @@ struct RunConfig {
 };
 
 /// Where a key's value lies in a RunConfig; its alternative is the key's type.
-using ConfigField =
-    std::variant<bool*, int64_t*, double*, std::string*, std::optional<bool>*, std::optional<int64_t>*,
-                 std::optional<double>*, std::optional<std::string>*, std::vector<std::string>*,
-                 std::map<std::string, std::string>*>;
+using ConfigField = std::variant<bool*, int64_t*, double*, std::string*, std::optional<bool>*,
+                                 std::optional<int64_t>*, std::optional<double>*, std::optional<std::string>*,
+                                 std::vector<std::string>*, std::map<std::string, std::string>*>;
 
 /// Of a number. A bound that is left out of the range says so.
 struct ConfigRange {
@@ -125,12 +124,12 @@ struct ConfigRange {
 struct ConfigKey {
   std::string_view path;  ///< "optimizer.lr"
   ConfigField (*field)(RunConfig&);
-  std::string_view help;                      ///< one sentence
-  std::string_view unit = "";                 ///< "steps"
-  ConfigRange range{};                        ///< of numbers
-  std::vector<std::string_view> words{};      ///< all that a text may be; any if empty
-  std::string_view if_not_given = "";         ///< what an optional without a value stands for
-  bool names_file = false;                    ///< a path that must be there before the run
+  std::string_view help;                  ///< one sentence
+  std::string_view unit = "";             ///< "steps"
+  ConfigRange range{};                    ///< of numbers
+  std::vector<std::string_view> words{};  ///< all that a text may be; any if empty
+  std::string_view if_not_given = "";     ///< what an optional without a value stands for
+  bool names_file = false;                ///< a path that must be there before the run
 };
 
 /// All keys, by section.

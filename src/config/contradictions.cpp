@@ -54,35 +54,40 @@ class Finder {
 
   void model() {
     if (config_.model.from) {
-      none_of(kSizes, "is for new models, and model.from opens one that has its sizes. Leave one of them out.");
+      none_of(kSizes,
+              "is for new models, and model.from opens one that has its sizes. Leave one of them out.");
       if (images()) fault("model.from", "cannot be a resnet18. Leave model.from out and train a new one.");
     } else if (!config_.model.kind) {
-      fault("model.kind", "is not given. Write kind = \"gpt2\", or name a folder with model.from, or take a preset.");
+      fault("model.kind",
+            "is not given. Write kind = \"gpt2\", or name a folder with model.from, or take a preset.");
     } else if (images()) {
       none_of(kSizes, "is for gpt2 and llama; a resnet18 has fixed sizes. Leave it out.");
     } else {
       for (const std::string_view path : {"model.layers", "model.width", "model.heads"})
-        if (!given(path)) fault(path, "is not given, and a new ", *config_.model.kind, " needs it. A preset has all sizes.");
+        if (!given(path))
+          fault(path, "is not given, and a new ", *config_.model.kind, " needs it. A preset has all sizes.");
       if (config_.model.kind == "gpt2" && config_.model.kv_heads)
         fault("model.kv_heads", "is for llama; gpt2 has as many as model.heads. Leave it out.");
     }
   }
 
   void sizes() {
-    const auto& [kind, from, layers, width, heads, kv_heads, ffn, vocabulary, context, dropout] = config_.model;
+    const auto& [kind, from, layers, width, heads, kv_heads, ffn, vocabulary, context, dropout] =
+        config_.model;
     if (width && heads && *width % *heads != 0)
       fault("model.width", "is ", *width, ", not a multiple of model.heads, ", *heads, ". Write ",
             (*width / *heads + 1) * *heads, ", or other heads.");
     else if (width && heads && kind == "llama" && *width / *heads % 2 != 0)
-      fault("model.width", "gives heads of ", *width / *heads, " elements, and rotary positions turn pairs. Write ",
-            (*width / *heads + 1) * *heads, ".");
+      fault("model.width", "gives heads of ", *width / *heads,
+            " elements, and rotary positions turn pairs. Write ", (*width / *heads + 1) * *heads, ".");
     if (heads && kv_heads && *heads % *kv_heads != 0)
       fault("model.kv_heads", "is ", *kv_heads, ", which does not divide model.heads, ", *heads, ".");
     if (context && *context < config_.data.sequence_length)
       fault("model.context", "is ", *context, " tokens, fewer than data.sequence_length, ",
             config_.data.sequence_length, ". Raise it or shorten the sequences.");
     if (vocabulary && *vocabulary < 256 && config_.data.tokenizer.value_or("bytes") == "bytes")
-      fault("model.vocabulary", "is ", *vocabulary, ", and the tokenizer \"bytes\" has 256 tokens. Leave it out.");
+      fault("model.vocabulary", "is ", *vocabulary,
+            ", and the tokenizer \"bytes\" has 256 tokens. Leave it out.");
   }
 
   void data() {
@@ -91,15 +96,18 @@ class Finder {
                                                         "data.validation_fraction", "data.tokenizer"};
       none_of(text, "is for text, and model.kind is resnet18. Use data.images.");
       if (!config_.data.images)
-        fault("data.images", "is not given, and a resnet18 needs it: a folder with the IDX files of Fashion-MNIST.");
+        fault("data.images",
+              "is not given, and a resnet18 needs it: a folder with the IDX files of Fashion-MNIST.");
       return;
     }
     constexpr std::array<std::string_view, 1> image = {"data.images"};
     none_of(image, "is for resnet18. Use data.train for text.");
     if (config_.data.train.empty())
-      fault("data.train", "is not given. Name a text file, a token file or a folder: train = [\"book.txt\"].");
+      fault("data.train",
+            "is not given. Name a text file, a token file or a folder: train = [\"book.txt\"].");
     if (!config_.data.validation.empty() && config_.data.validation_fraction)
-      fault("data.validation_fraction", "and data.validation both say what is held out. Leave one of them out.");
+      fault("data.validation_fraction",
+            "and data.validation both say what is held out. Leave one of them out.");
   }
 
   void precision() {
@@ -108,10 +116,11 @@ class Finder {
       fault("precision.weights", "is ", *precision.weights, ", and precision.compute is ", precision.compute,
             ", whose weights are fp32. Leave it out, or compute in bf16.");
     if (precision.weights == "split_master" && precision.compute == "fp16")
-      fault("precision.weights", "is split_master, the 16 bits below a BF16 weight; with fp16 use fp32_master.");
+      fault("precision.weights",
+            "is split_master, the 16 bits below a BF16 weight; with fp16 use fp32_master.");
     if (!precision.ops.empty() && !low())
-      fault("precision.ops." + precision.ops.begin()->first, "is a rule for bf16 and fp16, and precision.compute is ",
-            precision.compute, ". Leave it out.");
+      fault("precision.ops." + precision.ops.begin()->first,
+            "is a rule for bf16 and fp16, and precision.compute is ", precision.compute, ". Leave it out.");
   }
 
   void loss_scale() {
@@ -126,7 +135,8 @@ class Finder {
     // LossScaling's defaults where a bound is not given.
     const double initial = scale.initial.value_or(0x1p16);
     if (scale.floor.value_or(0x1p-24) > initial)
-      fault("precision.loss_scale.floor", "is above the initial scale, ", number_text(initial), ". Lower it.");
+      fault("precision.loss_scale.floor", "is above the initial scale, ", number_text(initial),
+            ". Lower it.");
     if (scale.cap.value_or(0x1p126) < initial)
       fault("precision.loss_scale.cap", "is below the initial scale, ", number_text(initial), ". Raise it.");
   }
@@ -135,8 +145,10 @@ class Finder {
     constexpr std::array<std::string_view, 3> sgd = {"optimizer.momentum", "optimizer.dampening",
                                                      "optimizer.nesterov"};
     constexpr std::array<std::string_view, 3> adamw = {"optimizer.beta1", "optimizer.beta2", "optimizer.eps"};
-    if (config_.optimizer.kind == "adamw") none_of(sgd, "is for sgd, and optimizer.kind is adamw. Leave it out; adamw has beta1 and beta2.");
-    if (config_.optimizer.kind == "sgd") none_of(adamw, "is for adamw, and optimizer.kind is sgd. Leave it out; sgd has momentum.");
+    if (config_.optimizer.kind == "adamw")
+      none_of(sgd, "is for sgd, and optimizer.kind is adamw. Leave it out; adamw has beta1 and beta2.");
+    if (config_.optimizer.kind == "sgd")
+      none_of(adamw, "is for adamw, and optimizer.kind is sgd. Leave it out; sgd has momentum.");
     if (config_.optimizer.nesterov.value_or(false) &&
         (config_.optimizer.momentum.value_or(0) == 0 || config_.optimizer.dampening.value_or(0) != 0))
       fault("optimizer.nesterov", "needs a momentum above 0 and no dampening. Write momentum = 0.9.");
@@ -155,8 +167,8 @@ class Finder {
       fault("optimizer.decay_steps", "is ", *optimizer.decay_steps, ", and after warm-up ",
             steps - optimizer.warmup_steps, " steps are left. Lower it.");
     if (optimizer.schedule != "wsd" && optimizer.decay_steps)
-      fault("optimizer.decay_steps", "is for the schedule wsd, and optimizer.schedule is ", optimizer.schedule,
-            ". Leave it out.");
+      fault("optimizer.decay_steps", "is for the schedule wsd, and optimizer.schedule is ",
+            optimizer.schedule, ". Leave it out.");
     if (optimizer.final_lr && constant)
       fault("optimizer.final_lr", "has no meaning with a constant schedule. Use linear, cosine or wsd.");
     else if (optimizer.final_lr && *optimizer.final_lr > optimizer.lr)
@@ -178,7 +190,8 @@ class Finder {
       fault("log.trace_steps", "is ", config_.log.trace_steps, ", and the run has ", train.steps, " steps.",
             " Lower it.");
     if (config_.checkpoint.resume == "must" && !config_.run.folder)
-      fault("checkpoint.resume", "is must, and run.folder is not given. Name the folder of the run to go on with.");
+      fault("checkpoint.resume",
+            "is must, and run.folder is not given. Name the folder of the run to go on with.");
   }
 
   const ResolvedConfig& resolved_;

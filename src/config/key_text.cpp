@@ -26,11 +26,22 @@ std::string words_text(const ConfigKey& key) {
   return all;
 }
 
+/// A bound as people write it: "2^-126".
+std::string bound_text(double bound) {
+  int exponent = 0;
+  const bool power_of_two = std::frexp(bound, &exponent) == 0.5;
+  return power_of_two && (bound >= 0x1p32 || bound < 0x1p-10) ? "2^" + std::to_string(exponent - 1)
+                                                              : number_text(bound);
+}
+
 std::string range_text(const ConfigRange& range) {
   if (std::isinf(range.least)) return "";
-  const std::string low = (range.least_excluded ? " above " : " from ") + number_text(range.least);
-  return low + (range.most_excluded ? " to below " : range.least_excluded ? ", at most " : " to ") +
-         number_text(range.most);
+  const std::string low = (range.least_excluded ? " above " : " from ") + bound_text(range.least);
+  return low +
+         (range.most_excluded    ? " to below "
+          : range.least_excluded ? ", at most "
+                                 : " to ") +
+         bound_text(range.most);
 }
 
 std::string number_kind(const ConfigKey& key, std::string_view kind) {
@@ -91,7 +102,13 @@ std::string default_sentence(const ConfigKey& key) {
 
 std::string number_text(double value) {
   std::array<char, 32> text;
-  return {text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr};
+  std::string number(text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr);
+  // "3e-04" as people write it: "3e-4".
+  if (const size_t e = number.find('e'); e != number.npos) {
+    if (number[e + 2] == '0') number.erase(e + 2, 1);
+    if (number[e + 1] == '+') number.erase(e + 1, 1);
+  }
+  return number;
 }
 
 std::optional<std::string> toml_text(const ConfigField& field) {
@@ -109,16 +126,15 @@ std::optional<std::string> toml_text(const ConfigField& field) {
   const auto of_optional = [&](const auto* value) -> std::optional<std::string> {
     return *value ? std::optional(plain(**value)) : std::nullopt;
   };
-  return std::visit(
-      Overloaded{
-          [&](std::optional<bool>* value) { return of_optional(value); },
-          [&](std::optional<int64_t>* value) { return of_optional(value); },
-          [&](std::optional<double>* value) { return of_optional(value); },
-          [&](std::optional<std::string>* value) { return of_optional(value); },
-          [](std::map<std::string, std::string>*) { return std::optional<std::string>(); },
-          [&](auto* value) { return std::optional<std::string>(plain(*value)); },
-      },
-      field);
+  return std::visit(Overloaded{
+                        [&](std::optional<bool>* value) { return of_optional(value); },
+                        [&](std::optional<int64_t>* value) { return of_optional(value); },
+                        [&](std::optional<double>* value) { return of_optional(value); },
+                        [&](std::optional<std::string>* value) { return of_optional(value); },
+                        [](std::map<std::string, std::string>*) { return std::optional<std::string>(); },
+                        [&](auto* value) { return std::optional<std::string>(plain(*value)); },
+                    },
+                    field);
 }
 
 std::string keys_as_markdown() {

@@ -20,7 +20,7 @@ bool is_section(std::string_view path);
 /// " Did you mean 'optimizer.lr'?", or "".
 std::string nearest_key(std::string_view path);
 
-/// "a whole number of steps from 1 to 1e+12", "one of fp32, tf32, bf16, fp16".
+/// "a whole number of steps from 1 to 1e12", "one of fp32, tf32, bf16, fp16".
 std::string expectation(const ConfigKey& key);
 
 /// "The default is 8." or "If not given: 0.9.", or "".

@@ -9,7 +9,7 @@ namespace {
 // Bounds that no run reaches and no product of two of them overflows.
 constexpr double kMostSteps = 1e12;
 constexpr double kMostElements = 0x1p24;
-constexpr double kLargestFp32 = std::numeric_limits<float>::max();
+constexpr double kLargest = 1e30;  // of rates and norms: well within FP32
 
 constexpr ConfigRange from(double least, double most) { return {.least = least, .most = most}; }
 constexpr ConfigRange above(double bound, double most) {
@@ -184,7 +184,7 @@ const std::vector<ConfigKey>& table() {
       {.path = "optimizer.lr",
        .field = HALFSTEP_FIELD(optimizer.lr),
        .help = "The full learning rate.",
-       .range = above(0, kLargestFp32)},
+       .range = above(0, kLargest)},
       {.path = "optimizer.beta1",
        .field = HALFSTEP_FIELD(optimizer.beta1),
        .help = "Share of the first moment that stays (adamw).",
@@ -198,12 +198,12 @@ const std::vector<ConfigKey>& table() {
       {.path = "optimizer.eps",
        .field = HALFSTEP_FIELD(optimizer.eps),
        .help = "Added to the root of the second moment (adamw).",
-       .range = from(0x1p-126, kLargestFp32),
+       .range = from(0x1p-126, kLargest),
        .if_not_given = "1e-8"},
       {.path = "optimizer.weight_decay",
        .field = HALFSTEP_FIELD(optimizer.weight_decay),
        .help = "Weights shrink by lr x this a step.",
-       .range = from(0, kLargestFp32),
+       .range = from(0, kLargest),
        .if_not_given = "0.01 (adamw), 0 (sgd)"},
       {.path = "optimizer.momentum",
        .field = HALFSTEP_FIELD(optimizer.momentum),
@@ -222,7 +222,7 @@ const std::vector<ConfigKey>& table() {
       {.path = "optimizer.clip_norm",
        .field = HALFSTEP_FIELD(optimizer.clip_norm),
        .help = "Gradients are scaled down to this norm.",
-       .range = above(0, kLargestFp32),
+       .range = above(0, kLargest),
        .if_not_given = "gradients are not clipped"},
       {.path = "optimizer.schedule",
        .field = HALFSTEP_FIELD(optimizer.schedule),
@@ -241,7 +241,7 @@ const std::vector<ConfigKey>& table() {
       {.path = "optimizer.final_lr",
        .field = HALFSTEP_FIELD(optimizer.final_lr),
        .help = "The rate at the end of the run; at most lr.",
-       .range = from(0, kLargestFp32),
+       .range = from(0, kLargest),
        .if_not_given = "0, or lr with the constant schedule"},
 
       {.path = "train.steps",
@@ -303,7 +303,8 @@ const std::vector<ConfigKey>& table() {
        .range = from(0, 0x1p20)},
       {.path = "checkpoint.resume",
        .field = HALFSTEP_FIELD(checkpoint.resume),
-       .help = "Whether a run goes on from a checkpoint in its folder: if there is one, not at all, or there must be one.",
+       .help = "Whether a run goes on from a checkpoint in its folder: if there is one, not at all, or there "
+               "must be one.",
        .words = {"auto", "never", "must"}},
 
       {.path = "log.every",

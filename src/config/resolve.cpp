@@ -38,8 +38,8 @@ class Assignment {
 
   void operator()(bool* field) const { *field = get<bool>(); }
   void operator()(int64_t* field) const {
-    if (const auto* real = std::get_if<double>(&setting_.value); real && std::trunc(*real) == *real &&
-                                                                 std::abs(*real) <= 0x1p53)
+    if (const auto* real = std::get_if<double>(&setting_.value);
+        real && std::trunc(*real) == *real && std::abs(*real) <= 0x1p53)
       refuse("Write it without point and exponent: " + std::to_string(static_cast<int64_t>(*real)) + ".");
     const int64_t value = get<int64_t>();
     check_range(static_cast<double>(value));

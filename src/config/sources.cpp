@@ -43,10 +43,12 @@ void add_toml(std::string_view text, const std::string& name, bool with_lines, s
   std::set<std::string> seen;
   for (TomlEntry& entry : parse_toml(text, name)) {
     const std::string origin = with_lines ? name + ":" + std::to_string(entry.line) : name;
-    if (std::holds_alternative<TomlTable>(entry.value) && (is_section(entry.path) || entry.path == kOpsPath ||
-                                                           entry.path.starts_with("precision.ops.")))
-      continue;
-    if (!find_key(entry.path))
+    const bool section = is_section(entry.path);
+    if (std::holds_alternative<TomlTable>(entry.value) && (section || entry.path == kOpsPath)) continue;
+    if (section)
+      faults.add(origin, files::in_quotes(entry.path), " is a section, not a key. Write [", entry.path,
+                 "] and its keys below.");
+    else if (!find_key(entry.path))
       unknown_key(origin, entry.path, faults);
     else if (!seen.insert(entry.path).second)  // "a.b" in quotes beside a.b
       faults.add(origin, files::in_quotes(entry.path), " is given twice in this file. Keep one.");

@@ -11,7 +11,6 @@
 #define TOML_MAX_NESTED_VALUES 32
 #include <toml++/toml.h>
 
-
 namespace halfstep::config {
 namespace {
 
@@ -62,15 +61,17 @@ void flatten(const toml::table& table, const std::string& prefix, std::vector<To
   for (const auto& [key, node] : table) {
     const std::string path = prefix + std::string(key.str());
     const auto* inner = node.as_table();
-    entries.push_back({path, inner ? TomlValue(TomlTable{}) : value_of(node), node.source().begin.line});
-    if (inner) flatten(*inner, path + ".", entries);
+    if (inner && !inner->empty())
+      flatten(*inner, path + ".", entries);
+    else
+      entries.push_back({path, inner ? TomlValue(TomlTable{}) : value_of(node), node.source().begin.line});
   }
 }
 
 [[noreturn]] void throw_syntax(const toml::parse_error& error, std::string_view name) {
   const toml::source_position at = error.source().begin;
-  throw Error(detail::concat(name, ":", at.line, ":", at.column, ": this is not TOML: ",
-                             error.description(), ". Text needs quotes, and every key a '='; see "
+  throw Error(detail::concat(name, ":", at.line, ":", at.column, ": this is not TOML: ", error.description(),
+                             ". Text needs quotes, and every key a '='; see "
                              "docs/configuration.md."));
 }
 
@@ -80,8 +81,8 @@ std::vector<TomlEntry> parse_toml(std::string_view text, std::string_view name) 
   HALFSTEP_CHECK(text.size() <= kMostConfigBytes, name, ": has ", text.size(),
                  " bytes, and a configuration at most ", kMostConfigBytes, ". Is it another file?");
   const size_t dots = dots_outside_strings(text);
-  HALFSTEP_CHECK(dots <= kMostDots, name, ": has ", dots, " dots outside of texts, and a configuration at most ",
-                 kMostDots, ". Is it another file?");
+  HALFSTEP_CHECK(dots <= kMostDots, name, ": has ", dots,
+                 " dots outside of texts, and a configuration at most ", kMostDots, ". Is it another file?");
   std::vector<TomlEntry> entries;
   try {
     flatten(toml::parse(text), "", entries);

@@ -9,7 +9,7 @@
 
 namespace halfstep::config {
 
-/// A table; what is in it are entries of their own.
+/// An empty table. Of others what is in them are the entries.
 struct TomlTable {};
 /// What no key takes: "a date", "a list that is not all text".
 struct TomlOther {
@@ -28,8 +28,8 @@ struct TomlEntry {
 /// No configuration is larger; a model's weights, given by mistake, are.
 inline constexpr size_t kMostConfigBytes = 256 * 1024;
 
-/// Every table and value, in the order of the file. Throws an Error with `name`, line and column for what is
-/// not TOML.
+/// Every value and empty table, in the order of the file. Throws an Error with `name`, line and column for
+/// what is not TOML.
 std::vector<TomlEntry> parse_toml(std::string_view text, std::string_view name);
 
 /// The text as a TOML string, on one line.

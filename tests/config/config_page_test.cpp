@@ -15,21 +15,24 @@ std::string presets_as_markdown() {
   return page;
 }
 
-/// What stands between "<!-- name -->" and the "<!-- end -->" behind it.
-std::string part(const std::string& page, const std::string& name) {
+/// The page with `text` between "<!-- name -->" and the "<!-- end -->" behind it.
+std::string with_part(const std::string& page, const std::string& name, const std::string& text) {
   const std::string begin = "<!-- " + name + " -->\n";
   const size_t from = page.find(begin);
-  if (from == page.npos) return "no part " + name;
   const size_t to = page.find("<!-- end -->", from);
-  return page.substr(from + begin.size(), to - from - begin.size());
+  if (from == page.npos || to == page.npos) return "the page has no part " + name;
+  return page.substr(0, from) + begin + text + page.substr(to);
 }
 
 TEST(ConfigPage, HasTheTableOfKeysAndThePresets) {
   const std::string page =
       testing::read_text(std::filesystem::path(HALFSTEP_SOURCE_DIR) / "docs" / "configuration.md");
-  EXPECT_EQ(part(page, "keys"), config::keys_as_markdown())
-      << "Put the second text between the marks of docs/configuration.md.";
-  EXPECT_EQ(part(page, "presets"), presets_as_markdown());
+  const std::string expected =
+      with_part(with_part(page, "keys", config::keys_as_markdown()), "presets", presets_as_markdown());
+  if (page == expected) return;
+  const auto made = std::filesystem::current_path() / "configuration.md";
+  testing::write_text(made, expected);
+  ADD_FAILURE() << "docs/configuration.md is not what the table says. Copy " << made << " there.";
 }
 
 TEST(ConfigKeys, AreDistinctAndExplained) {

@@ -34,7 +34,8 @@ TEST(Resolve, FlagBeforeEnvironmentBeforeFileBeforePresetBeforeDefault) {
 
 TEST(Resolve, EveryPresetIsAccepted) {
   for (const ConfigPreset& preset : config_presets())
-    EXPECT_EQ(error_of([&] { (void)resolve({.preset = std::string(preset.name)}); }), "no error") << preset.name;
+    EXPECT_EQ(error_of([&] { (void)resolve({.preset = std::string(preset.name)}); }), "no error")
+        << preset.name;
 }
 
 TEST(Resolve, FlagsAndVariablesNeedNoQuotes) {
@@ -53,10 +54,10 @@ TEST(Resolve, FlagsAndVariablesNeedNoQuotes) {
 }
 
 TEST(Resolve, OperationsOfAllSourcesAreJoined) {
-  const ResolvedConfig resolved =
-      resolve({.preset = "tiny",
-               .file = file("[precision.ops]\nsoftmax = \"low\"\n\"prod.dim_int\" = \"low\"\nsum.dim = \"engine\"\n"),
-               .set = {"precision.ops.prod.dim_int=fp32"}});
+  const ResolvedConfig resolved = resolve(
+      {.preset = "tiny",
+       .file = file("[precision.ops]\nsoftmax = \"low\"\n\"prod.dim_int\" = \"low\"\nsum.dim = \"engine\"\n"),
+       .set = {"precision.ops.prod.dim_int=fp32"}});
   const std::map<std::string, std::string> expected = {
       {"softmax", "low"}, {"prod.dim_int", "fp32"}, {"sum.dim", "engine"}};
   EXPECT_EQ(resolved.config.precision.ops, expected);
@@ -110,7 +111,8 @@ TEST(PrintedConfig, ReadsBackAsTheSameConfig) {
         value = std::to_string(random() % 3 * 64 + random() % 3);
       if (std::holds_alternative<double*>(field) || std::holds_alternative<std::optional<double>*>(field)) {
         char text[64];
-        std::snprintf(text, sizeof text, "%.17g", std::ldexp(static_cast<double>(random()), -64 - int(random() % 80)));
+        std::snprintf(text, sizeof text, "%.17g",
+                      std::ldexp(static_cast<double>(random()), -64 - int(random() % 80)));
         value = text;
       }
       const bool is_table = std::holds_alternative<std::map<std::string, std::string>*>(field);
@@ -136,9 +138,9 @@ TEST(PrintedConfig, ReadsBackAsTheSameConfig) {
 TEST(CheckPaths, EveryFileThatIsNotThereIsListed) {
   const testing::ScratchFolder folder;
   testing::write_text(folder / "there.txt", "x");
-  ResolvedConfig resolved = resolve(
-      {.preset = "tiny",
-       .file = file("data.train = ['" + (folder / "there.txt").string() + "', 'gone.txt']\ndata.tokenizer = 'gone.json'")});
+  ResolvedConfig resolved = resolve({.preset = "tiny",
+                                     .file = file("data.train = ['" + (folder / "there.txt").string() +
+                                                  "', 'gone.txt']\ndata.tokenizer = 'gone.json'")});
   const std::string error = error_of([&] { check_paths(resolved); });
   EXPECT_NE(error.find("2 faults"), std::string::npos) << error;
   EXPECT_NE(error.find("run.toml:1: data.train: there is no 'gone.txt'"), std::string::npos) << error;
@@ -154,7 +156,8 @@ TEST(ReadConfigFile, GivesTheTextOrAnError) {
   EXPECT_EQ(read_config_file(folder / "run.toml").text, "train.steps = 1\n");
   EXPECT_NE(error_of([&] { read_config_file(folder / "gone.toml"); }), "no error");
   testing::write_text(folder / "large.toml", std::string(300'000, '#'));
-  EXPECT_NE(error_of([&] { read_config_file(folder / "large.toml"); }).find("300000 bytes"), std::string::npos);
+  EXPECT_NE(error_of([&] { read_config_file(folder / "large.toml"); }).find("300000 bytes"),
+            std::string::npos);
 }
 
 }  // namespace

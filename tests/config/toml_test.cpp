@@ -11,17 +11,18 @@ using halfstep::testing::error_of;
 
 TEST(Toml, EveryValueHasItsPathAndLine) {
   const auto entries = parse_toml("a = 1\n[b]\n\nc.d = 'x'\n\"e.f\" = [\n 'y',\n 'z']\n", "t");
-  ASSERT_EQ(entries.size(), 5u);
-  const std::pair<std::string, uint32_t> expected[] = {{"a", 1}, {"b", 2}, {"b.c", 4}, {"b.c.d", 4}, {"b.e.f", 5}};
+  ASSERT_EQ(entries.size(), 3u);
+  const std::pair<std::string, uint32_t> expected[] = {{"a", 1}, {"b.c.d", 4}, {"b.e.f", 5}};
   for (size_t i = 0; i < entries.size(); ++i) {
     EXPECT_EQ(entries[i].path, expected[i].first);
     EXPECT_EQ(entries[i].line, expected[i].second) << entries[i].path;
   }
-  EXPECT_EQ(std::get<std::vector<std::string>>(entries[4].value), (std::vector<std::string>{"y", "z"}));
+  EXPECT_EQ(std::get<std::vector<std::string>>(entries[2].value), (std::vector<std::string>{"y", "z"}));
 }
 
 TEST(Toml, WhatIsNoTomlIsToldWithLineAndColumn) {
-  EXPECT_TRUE(error_of([] { parse_toml("a = 1\nb = = 2\n", "t.toml"); }).starts_with("t.toml:2:5: this is not TOML"));
+  EXPECT_TRUE(
+      error_of([] { parse_toml("a = 1\nb = = 2\n", "t.toml"); }).starts_with("t.toml:2:5: this is not TOML"));
 }
 
 // Each level would be a call when the tables are freed: the stack would end.

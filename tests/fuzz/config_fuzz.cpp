@@ -46,9 +46,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (!taken) break;
     const std::string text = to_toml(resolved, with_origins);
     bool same = false;
-    testing::read_or_refuse([&] {
-      same = resolve({.file = ConfigText{"printed", text}}).config == resolved.config;
-    });
+    testing::read_or_refuse(
+        [&] { same = resolve({.file = ConfigText{"printed", text}}).config == resolved.config; });
     testing::require(same, "a printed configuration comes back");
   }
   return 0;
