@@ -33,6 +33,11 @@ class Finder {
     faults_.add(origin == "default" ? "configuration" : origin, path, " ", parts...);
   }
 
+  /// "optimizer.lr (--set)": the other side of a contradiction.
+  std::string other(std::string_view path) const {
+    return std::string(path) + " (" + resolved_.origin(path) + ")";
+  }
+
   bool given(std::string_view path) {
     RunConfig copy = config_;
     const auto text = toml_text(find_key(path)->field(copy));
@@ -40,7 +45,7 @@ class Finder {
   }
 
   template <typename Paths>
-  void none_of(const Paths& paths, std::string_view why) {
+  void none_of(const Paths& paths, const std::string& why) {
     for (const std::string_view path : paths)
       if (given(path)) fault(path, why);
   }
@@ -55,7 +60,7 @@ class Finder {
   void model() {
     if (config_.model.from) {
       none_of(kSizes,
-              "is for new models, and model.from opens one that has its sizes. Leave one of them out.");
+              "is for new models, and " + other("model.from") + " has its sizes. Leave one of them out.");
       if (images()) fault("model.from", "cannot be a resnet18. Leave model.from out and train a new one.");
     } else if (!config_.model.kind) {
       fault("model.kind",
@@ -75,15 +80,16 @@ class Finder {
     const auto& [kind, from, layers, width, heads, kv_heads, ffn, vocabulary, context, dropout] =
         config_.model;
     if (width && heads && *width % *heads != 0)
-      fault("model.width", "is ", *width, ", not a multiple of model.heads, ", *heads, ". Write ",
-            (*width / *heads + 1) * *heads, ", or other heads.");
+      fault("model.width", "is ", *width, ", not a multiple of ", other("model.heads"), ", ", *heads,
+            ". Write ", (*width / *heads + 1) * *heads, ", or other heads.");
     else if (width && heads && kind == "llama" && *width / *heads % 2 != 0)
       fault("model.width", "gives heads of ", *width / *heads,
             " elements, and rotary positions turn pairs. Write ", (*width / *heads + 1) * *heads, ".");
     if (heads && kv_heads && *heads % *kv_heads != 0)
-      fault("model.kv_heads", "is ", *kv_heads, ", which does not divide model.heads, ", *heads, ".");
+      fault("model.kv_heads", "is ", *kv_heads, ", which does not divide ", other("model.heads"), ", ",
+            *heads, ". Choose a divisor.");
     if (context && *context < config_.data.sequence_length)
-      fault("model.context", "is ", *context, " tokens, fewer than data.sequence_length, ",
+      fault("model.context", "is ", *context, " tokens, fewer than ", other("data.sequence_length"), ", ",
             config_.data.sequence_length, ". Raise it or shorten the sequences.");
     if (vocabulary && *vocabulary < 256 && config_.data.tokenizer.value_or("bytes") == "bytes")
       fault("model.vocabulary", "is ", *vocabulary,
@@ -113,21 +119,21 @@ class Finder {
   void precision() {
     const RunConfig::Precision& precision = config_.precision;
     if (precision.weights && *precision.weights != "fp32" && !low())
-      fault("precision.weights", "is ", *precision.weights, ", and precision.compute is ", precision.compute,
-            ", whose weights are fp32. Leave it out, or compute in bf16.");
+      fault("precision.weights", "is ", *precision.weights, ", and ", other("precision.compute"), " is ",
+            precision.compute, ", whose weights are fp32. Leave it out, or compute in bf16.");
     if (precision.weights == "split_master" && precision.compute == "fp16")
       fault("precision.weights",
             "is split_master, the 16 bits below a BF16 weight; with fp16 use fp32_master.");
     if (!precision.ops.empty() && !low())
-      fault("precision.ops." + precision.ops.begin()->first,
-            "is a rule for bf16 and fp16, and precision.compute is ", precision.compute, ". Leave it out.");
+      fault("precision.ops." + precision.ops.begin()->first, "is a rule for bf16 and fp16, and ",
+            other("precision.compute"), " is ", precision.compute, ". Leave it out.");
   }
 
   void loss_scale() {
     if (config_.precision.compute != "fp16") {
       for (const ConfigKey& key : config_keys())
         if (key.path.starts_with("precision.loss_scale.") && given(key.path))
-          fault(key.path, "is for fp16, and precision.compute is ", config_.precision.compute,
+          fault(key.path, "is for fp16, and ", other("precision.compute"), " is ", config_.precision.compute,
                 ", which needs no loss scale. Leave it out.");
       return;
     }
@@ -159,8 +165,8 @@ class Finder {
     const int64_t steps = config_.train.steps;
     const bool constant = optimizer.schedule == "constant";
     if (optimizer.warmup_steps > steps || (!constant && optimizer.warmup_steps == steps))
-      fault("optimizer.warmup_steps", "is ", optimizer.warmup_steps, ", and the run has ", steps,
-            " steps (train.steps). Warm up for fewer.");
+      fault("optimizer.warmup_steps", "is ", optimizer.warmup_steps, ", and ", other("train.steps"), " is ",
+            steps, ". Warm up for fewer.");
     else if (optimizer.schedule == "wsd" && !optimizer.decay_steps)
       fault("optimizer.decay_steps", "is not given, and wsd needs it. Usual is a tenth of train.steps.");
     else if (optimizer.schedule == "wsd" && *optimizer.decay_steps > steps - optimizer.warmup_steps)
@@ -172,8 +178,8 @@ class Finder {
     if (optimizer.final_lr && constant)
       fault("optimizer.final_lr", "has no meaning with a constant schedule. Use linear, cosine or wsd.");
     else if (optimizer.final_lr && *optimizer.final_lr > optimizer.lr)
-      fault("optimizer.final_lr", "is ", number_text(*optimizer.final_lr), ", above optimizer.lr, ",
-            number_text(optimizer.lr), ". Rates fall; lower it.");
+      fault("optimizer.final_lr", "is ", number_text(*optimizer.final_lr), ", above ", other("optimizer.lr"),
+            ", ", number_text(optimizer.lr), ". Rates fall; lower it.");
   }
 
   void train() {

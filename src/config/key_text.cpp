@@ -102,7 +102,9 @@ std::string default_sentence(const ConfigKey& key) {
 
 std::string number_text(double value) {
   std::array<char, 32> text;
-  std::string number(text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr);
+  // Without an exponent TOML takes it for a whole number, which ends at 2^63.
+  const auto format = std::abs(value) < 1e15 ? std::chars_format::general : std::chars_format::scientific;
+  std::string number(text.data(), std::to_chars(text.data(), text.data() + text.size(), value, format).ptr);
   // "3e-04" as people write it: "3e-4".
   if (const size_t e = number.find('e'); e != number.npos) {
     if (number[e + 2] == '0') number.erase(e + 2, 1);

@@ -70,9 +70,11 @@ void flatten(const toml::table& table, const std::string& prefix, std::vector<To
 
 [[noreturn]] void throw_syntax(const toml::parse_error& error, std::string_view name) {
   const toml::source_position at = error.source().begin;
-  throw Error(detail::concat(name, ":", at.line, ":", at.column, ": this is not TOML: ", error.description(),
-                             ". Text needs quotes, and every key a '='; see "
-                             "docs/configuration.md."));
+  const std::string_view what = error.description();
+  const bool number = what.find("floating-point") != what.npos || what.find("integer") != what.npos;
+  throw Error(detail::concat(name, ":", at.line, ":", at.column, ": this is not TOML: ", what, ". ",
+                             number ? "Numbers go up to 1.7e308, whole ones to 9223372036854775807."
+                                    : "Text needs quotes, and every key a '='; see docs/configuration.md."));
 }
 
 }  // namespace

@@ -93,6 +93,14 @@ TEST(PrintedConfig, SurvivesAFileNameThatIsNoText) {
   EXPECT_EQ(resolve({.file = file(to_toml(resolved, true))}).config, resolved.config);
 }
 
+// TOML would read 20 digits as a whole number, and end at 19.
+TEST(PrintedConfig, LargeNumbersKeepTheirExponent) {
+  const ResolvedConfig resolved =
+      resolve({.preset = "tiny", .set = {"optimizer.clip_norm=12345678901234567890.0"}});
+  EXPECT_EQ(resolve({.file = file(to_toml(resolved, false))}).config.optimizer.clip_norm,
+            12345678901234567890.0);
+}
+
 // Values at random, in range: those that resolve() takes must come back from what is printed, bit for bit.
 TEST(PrintedConfig, ReadsBackAsTheSameConfig) {
   std::mt19937_64 random(20);
