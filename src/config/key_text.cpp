@@ -102,9 +102,12 @@ std::string default_sentence(const ConfigKey& key) {
 
 std::string number_text(double value) {
   std::array<char, 32> text;
+  char* const end = text.data() + text.size();
   // Without an exponent TOML takes it for a whole number, which ends at 2^63.
-  const auto format = std::abs(value) < 1e15 ? std::chars_format::general : std::chars_format::scientific;
-  std::string number(text.data(), std::to_chars(text.data(), text.data() + text.size(), value, format).ptr);
+  const auto written = std::abs(value) < 1e15
+                           ? std::to_chars(text.data(), end, value)
+                           : std::to_chars(text.data(), end, value, std::chars_format::scientific);
+  std::string number(text.data(), written.ptr);
   // "3e-04" as people write it: "3e-4".
   if (const size_t e = number.find('e'); e != number.npos) {
     if (number[e + 2] == '0') number.erase(e + 2, 1);

@@ -68,13 +68,19 @@ void flatten(const toml::table& table, const std::string& prefix, std::vector<To
   }
 }
 
+/// What to do about a fault, by how toml++ describes it.
+std::string_view remedy_of(std::string_view fault) {
+  const auto has = [&](std::string_view words) { return fault.find(words) != fault.npos; };
+  if (has("redefine")) return "Keep one of the two.";
+  if (has("parsing floating-point") || (has("parsing") && has("integer")))
+    return "Numbers go up to 1.7e308, whole ones to 9223372036854775807.";
+  return "Text needs quotes, and every key a '='; see docs/configuration.md.";
+}
+
 [[noreturn]] void throw_syntax(const toml::parse_error& error, std::string_view name) {
   const toml::source_position at = error.source().begin;
-  const std::string_view what = error.description();
-  const bool number = what.find("floating-point") != what.npos || what.find("integer") != what.npos;
-  throw Error(detail::concat(name, ":", at.line, ":", at.column, ": this is not TOML: ", what, ". ",
-                             number ? "Numbers go up to 1.7e308, whole ones to 9223372036854775807."
-                                    : "Text needs quotes, and every key a '='; see docs/configuration.md."));
+  throw Error(detail::concat(name, ":", at.line, ":", at.column, ": this is not TOML: ", error.description(),
+                             ". ", remedy_of(error.description())));
 }
 
 }  // namespace

@@ -41,7 +41,7 @@ const Case kCases[] = {
     // not TOML
     {"optimizer.lr = ", "not TOML", "docs/configuration.md", "run.toml:5:"},
     {"optimizer.kind = adamw", "not TOML", "Text needs quotes", "run.toml:5:"},
-    {"train.seed = 1\ntrain.seed = 2", "not TOML", "docs/configuration.md", "run.toml:6:"},
+    {"train.seed = 1\ntrain.seed = 2", "not TOML", "Keep one", "run.toml:6:"},
     {"[optimizer", "not TOML", "docs/configuration.md", "run.toml:5:"},
     {"train.sample_prompt = \"\xff\"", "not TOML", "docs/configuration.md", "run.toml:"},
     {"train.seed = 99999999999999999999", "not TOML", "9223372036854775807", "run.toml:5:"},
