@@ -31,6 +31,13 @@ std::string described(const TomlValue& value) {
   return std::visit(Describe{}, value);
 }
 
+/// Whether ATen could have an operation of this name. Whether it has one is for the table of operations to
+/// say.
+bool is_op_name(std::string_view name) {
+  constexpr std::string_view letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.";
+  return !name.empty() && name.size() <= 128 && name.find_first_not_of(letters) == name.npos;
+}
+
 /// Puts one setting into its field, or throws an Error.
 class Assignment {
  public:
@@ -68,7 +75,9 @@ class Assignment {
   }
   void operator()(std::map<std::string, std::string>* field) const {
     if (setting_.path == key_.path) refuse("Write " + setting_.path + ".softmax = \"low\".");
-    (*field)[setting_.path.substr(key_.path.size() + 1)] = checked(get<std::string>());
+    const std::string op = setting_.path.substr(key_.path.size() + 1);
+    if (!is_op_name(op)) refuse("Operations are named as in ATen: softmax, prod.dim_int.");
+    (*field)[op] = checked(get<std::string>());
   }
 
  private:

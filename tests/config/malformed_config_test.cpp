@@ -92,6 +92,7 @@ const Case kCases[] = {
     {"optimizer.kind = \"adam\"", "expected one of adamw, sgd", "Did you mean 'adamw'?"},
     {"optimizer.schedule = \"cosinus\"", "expected one of constant", "Did you mean 'cosine'?"},
     {"precision.ops.softmax = \"high\"", "expected one of low, fp32", ""},
+    {"precision.ops.\"soft max\" = \"low\"", "'precision.ops.soft max'", "named as in ATen"},
     {"run.folder = \"\"", "is the text ''", "Leave the key out"},
     {"run.folder = \"a\\u0000b\"", "expected text", "NUL"},
     {"data.validation = [\"\"]", "expected a list of texts", "Leave the key out"},

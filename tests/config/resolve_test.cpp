@@ -124,7 +124,7 @@ TEST(PrintedConfig, ReadsBackAsTheSameConfig) {
         value = text;
       }
       const bool is_table = std::holds_alternative<std::map<std::string, std::string>*>(field);
-      sources.set.push_back(std::string(key.path) + (is_table ? ".soft max=" : "=") + value);
+      sources.set.push_back(std::string(key.path) + (is_table ? ".prod.dim_int=" : "=") + value);
     }
     ResolvedConfig resolved;
     try {
