@@ -5,10 +5,23 @@
 #include <algorithm>
 #include <tuple>
 
+namespace halfstep::config {
+namespace {
+
+/// An assertion of toml++ does not hold.
+struct ParserBroken {};
+
+}  // namespace
+}  // namespace halfstep::config
+
 // Compiled into this file alone, so that no shared library is needed and none of its names leaves here.
 #define TOML_HEADER_ONLY 1
 #define TOML_ENABLE_FORMATTERS 0
 #define TOML_MAX_NESTED_VALUES 32
+// toml++ 3.3 asserts what a stranger's text decides ("[.a]"): it aborts, and under NDEBUG tells the compiler
+// that such texts do not exist. Here an assertion is an exception in every build.
+#undef NDEBUG
+#define TOML_ASSERT(expression) ((expression) ? void() : throw ::halfstep::config::ParserBroken())
 #include <toml++/toml.h>
 
 namespace halfstep::config {
@@ -83,6 +96,27 @@ std::string_view remedy_of(std::string_view fault) {
                              ". ", remedy_of(error.description())));
 }
 
+bool breaks_parser(std::string_view text) {
+  try {
+    (void)toml::parse(text);
+  } catch (const toml::parse_error&) {
+  } catch (const ParserBroken&) {
+    return true;
+  }
+  return false;
+}
+
+/// The line at which an assertion fails. The parser reads forward, so every text that has this line whole
+/// breaks it, and none that ends before.
+size_t broken_line(std::string_view text) {
+  std::vector<size_t> line_ends;
+  for (size_t i = 0; i < text.size(); ++i)
+    if (text[i] == '\n') line_ends.push_back(i + 1);
+  const auto breaks = std::partition_point(line_ends.begin(), line_ends.end(),
+                                           [&](size_t end) { return !breaks_parser(text.substr(0, end)); });
+  return static_cast<size_t>(breaks - line_ends.begin()) + 1;
+}
+
 }  // namespace
 
 std::vector<TomlEntry> parse_toml(std::string_view text, std::string_view name) {
@@ -96,6 +130,8 @@ std::vector<TomlEntry> parse_toml(std::string_view text, std::string_view name) 
     flatten(toml::parse(text), "", entries);
   } catch (const toml::parse_error& error) {
     throw_syntax(error, name);
+  } catch (const ParserBroken&) {
+    throw Error(detail::concat(name, ":", broken_line(text), ": this is not TOML. ", remedy_of("")));
   }
   std::sort(entries.begin(), entries.end(), [](const TomlEntry& a, const TomlEntry& b) {
     return std::tie(a.line, a.path) < std::tie(b.line, b.path);

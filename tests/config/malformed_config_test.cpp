@@ -42,6 +42,8 @@ const Case kCases[] = {
     {"optimizer.lr = ", "not TOML", "docs/configuration.md", "run.toml:5:"},
     {"optimizer.kind = adamw", "not TOML", "Text needs quotes", "run.toml:5:"},
     {"train.seed = 1\ntrain.seed = 2", "not TOML", "Keep one", "run.toml:6:"},
+    {"[.optimizer]\nlr = 1", "not TOML", "docs/configuration.md", "run.toml:5:"},
+    {"[. ", "not TOML", "docs/configuration.md", "run.toml:5:"},
     {"[optimizer", "not TOML", "docs/configuration.md", "run.toml:5:"},
     {"train.sample_prompt = \"\xff\"", "not TOML", "docs/configuration.md", "run.toml:"},
     {"train.seed = 99999999999999999999", "not TOML", "9223372036854775807", "run.toml:5:"},
