@@ -15,11 +15,13 @@ constexpr size_t kLongestOrigin = 80;
 /// An origin fit for a comment: file names may hold anything.
 std::string fit_for_comment(std::string origin) {
   if (origin.size() > kLongestOrigin) origin = "..." + origin.substr(origin.size() - kLongestOrigin + 3);
+  const auto unusual = [](char c) { return c < 0x20 || c > 0x7e; };
+  if (std::ranges::none_of(origin, unusual)) return origin;
   try {
     if (config::parse_toml("# " + origin, "comment").empty()) return origin;
   } catch (const Error&) {
   }
-  std::ranges::replace_if(origin, [](char c) { return c < 0x20 || c > 0x7e; }, '?');
+  std::ranges::replace_if(origin, unusual, '?');
   return origin;
 }
 
