@@ -39,8 +39,7 @@ class Finder {
   }
 
   bool given(std::string_view path) {
-    RunConfig copy = config_;
-    const auto text = toml_text(find_key(path)->field(copy));
+    const auto text = toml_text(find_key(path)->field(config_));
     return text && *text != "[]";
   }
 
@@ -201,7 +200,7 @@ class Finder {
   }
 
   const ResolvedConfig& resolved_;
-  const RunConfig& config_;
+  RunConfig config_;  // a copy: the table's fields are pointers to what may be written
   Faults& faults_;
 };
 
