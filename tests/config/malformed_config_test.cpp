@@ -43,6 +43,7 @@ const Case kCases[] = {
     {"optimizer.kind = adamw", "not TOML", "Text needs quotes", "run.toml:5:"},
     {"train.seed = 1\ntrain.seed = 2", "not TOML", "Keep one", "run.toml:6:"},
     {"[.optimizer]\nlr = 1", "not TOML", "docs/configuration.md", "run.toml:5:"},
+    {"a\u00e9 = 1", "not TOML", "docs/configuration.md", "run.toml:5:"},
     {"[. ", "not TOML", "docs/configuration.md", "run.toml:5:"},
     {"[optimizer", "not TOML", "docs/configuration.md", "run.toml:5:"},
     {"train.sample_prompt = \"\xff\"", "not TOML", "docs/configuration.md", "run.toml:"},
