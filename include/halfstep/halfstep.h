@@ -7,6 +7,7 @@
 #include <halfstep/config.h>
 #include <halfstep/data.h>
 #include <halfstep/error.h>
+#include <halfstep/event_file.h>
 #include <halfstep/formats.h>
 #include <halfstep/grads.h>
 #include <halfstep/machine.h>
@@ -18,6 +19,7 @@
 #include <halfstep/params.h>
 #include <halfstep/precision.h>
 #include <halfstep/run_config.h>
+#include <halfstep/run_log.h>
 #include <halfstep/safetensors.h>
 #include <halfstep/scaling.h>
 #include <halfstep/schedule.h>

@@ -1,0 +1,125 @@
+// What a training run writes about itself while it runs: log.jsonl, all of it, and log.csv, one row a step.
+// The fields of both, with their units, are in docs/run-log.md. Knows no Torch.
+#pragma once
+
+#include <halfstep/config.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace halfstep {
+
+/// What stands at the beginning of a log, and again where a run was resumed.
+struct RunHeader {
+  std::string configuration;  ///< the whole text, such that the run can be made again from it
+  std::vector<std::pair<std::string, std::string>> machine;  ///< name and value: "cpu", "threads", "torch"
+  std::string unit = "tokens";                               ///< what StepRecord::tokens counts
+};
+
+/// Where the time of a step went, in seconds.
+struct PhaseSeconds {
+  double forward = 0.0;
+  double backward = 0.0;
+  double inspect = 0.0;  ///< looking through the gradients: norm, Inf and NaN
+  double step = 0.0;     ///< the optimizer
+  double data = 0.0;     ///< waiting for the batch
+  double other = 0.0;
+};
+
+struct MemoryRecord {
+  struct Class {
+    std::string name;  ///< "activation"
+    int64_t live_bytes = 0;
+    int64_t peak_bytes = 0;  ///< within this step
+  };
+  int64_t live_bytes = 0;
+  int64_t peak_bytes = 0;  ///< of the total; the classes may have had theirs at other times
+  std::vector<Class> classes{};
+};
+
+/// One step. Numbers may be NaN or infinite: a run that diverges must be able to say so.
+struct StepRecord {
+  int64_t step = 0;      ///< counted from 1; each stands once in a log
+  double seconds = 0.0;  ///< since the run began, by a clock that nobody sets; goes on in a resumed run
+  double loss = 0.0;
+  double lr = 0.0;
+  double grad_norm = 0.0;  ///< un-scaled, before clipping
+  int64_t tokens = 0;      ///< in this step; RunHeader::unit says whether they are tokens
+  double tokens_per_second = 0.0;
+  std::optional<double> loss_scale{};
+  bool skipped = false;
+  std::string why{};                        ///< of a skipped step, one sentence
+  std::string parameter{};                  ///< of a skipped step: the first that was not finite
+  std::optional<double> stalled_share{};    ///< of the updates: too small to move the weights, 0 to 1
+  std::optional<double> share_of_peak{};    ///< of the machine's arithmetic, 0 to 1
+  std::optional<double> evaluation_loss{};  ///< if the model was evaluated after this step
+  PhaseSeconds phases{};
+  std::optional<MemoryRecord> memory{};
+};
+
+struct EvaluationRecord {
+  int64_t step = 0;      ///< after this one
+  double seconds = 0.0;  ///< as in StepRecord
+  double loss = 0.0;
+  std::optional<double> accuracy{};  ///< 0 to 1
+  int64_t tokens = 0;                ///< that the loss is the mean of
+  double duration_seconds = 0.0;
+};
+
+/// What the model wrote.
+struct SampleRecord {
+  int64_t step = 0;
+  double seconds = 0.0;
+  std::string prompt;
+  std::string text;
+};
+
+/// The log of one run folder. Every record is one `write` of one line into each file that holds it: a process
+/// that is killed leaves at most one cut line, the last, which `resume` removes. What the operating system
+/// refuses is a FileError; the files then end with the record before.
+///
+/// Records come in the order of their steps; another order is an Error. Bytes that are not UTF-8 become
+/// U+FFFD. One writer a folder (CheckpointFolder's lock sees to it), one thread a log.
+class HALFSTEP_API RunLog {
+ public:
+  /// The version of both files, `"schema"` in the first line.
+  static constexpr int kSchema = 1;
+
+  /// Begins a log in a folder that has none; one that is there already is a FileError (EEXIST).
+  [[nodiscard]] static RunLog create(const std::filesystem::path& folder, const RunHeader& header);
+
+  /// Goes on with a log after `step`. What it tells of later steps is removed, so that each step stands in it
+  /// once. A file that is missing is begun.
+  [[nodiscard]] static RunLog resume(const std::filesystem::path& folder, const RunHeader& header,
+                                     int64_t step);
+
+  ~RunLog();
+  RunLog(RunLog&&) noexcept;
+  RunLog& operator=(RunLog&&) noexcept;
+
+  void step(const StepRecord& record);
+  void evaluation(const EvaluationRecord& record);
+  void sample(const SampleRecord& record);
+  void note(int64_t step, double seconds, std::string_view text);
+  /// How the run ended: "done", "interrupted", "diverged", and a sentence.
+  void end(int64_t step, double seconds, std::string_view outcome, std::string_view why);
+
+  /// Puts both files on the disk. Before a checkpoint, so that no checkpoint is ahead of its log.
+  void sync();
+
+  /// `seconds` of the last step that `resume` kept, to count on from; 0 in a new log.
+  double seconds_before() const;
+
+ private:
+  struct State;
+  explicit RunLog(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace halfstep

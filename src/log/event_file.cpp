@@ -1,0 +1,168 @@
+#include <halfstep/error.h>
+#include <halfstep/event_file.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <string>
+#include <utility>
+
+#include "log/append_file.h"
+#include "log/crc32c.h"
+#include "log/log_text.h"
+#include "log/protobuf.h"
+
+namespace halfstep {
+namespace {
+
+using log::AppendFile;
+using log::Message;
+
+constexpr size_t kKeptBytes = size_t{64} << 10;
+
+// Field numbers of TensorFlow's event.proto and summary.proto.
+namespace event {
+constexpr uint32_t kWallTime = 1, kStep = 2, kFileVersion = 3, kSummary = 5, kSessionLog = 7;
+}
+namespace summary {
+constexpr uint32_t kValue = 1;
+}
+namespace value {
+constexpr uint32_t kTag = 1, kSimpleValue = 2, kHistogram = 5;
+}
+namespace histogram_proto {
+constexpr uint32_t kMin = 1, kMax = 2, kCount = 3, kSum = 4, kSumOfSquares = 5, kLimits = 6, kCounts = 7;
+}
+namespace session_log {
+constexpr uint32_t kStatus = 1;
+constexpr int64_t kStart = 1;
+}  // namespace session_log
+
+double unix_time() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+std::string host() {
+  char name[256] = "";
+  if (::gethostname(name, sizeof name - 1) != 0 || name[0] == '\0') return "localhost";
+  return name;
+}
+
+// Ten digits: TensorBoard reads the files of a folder in the order of their names.
+AppendFile open_new(const std::filesystem::path& folder) {
+  constexpr int kMostTries = 1000;
+  char time[24];
+  std::snprintf(time, sizeof time, "%010lld", static_cast<long long>(unix_time()));
+  const std::string name = detail::concat("events.out.tfevents.", time, ".", host());
+  for (int i = 0;; ++i) {
+    try {
+      return AppendFile::create(folder / (i == 0 ? name : detail::concat(name, ".", i)));
+    } catch (const FileError& error) {
+      if (error.code() != EEXIST || i == kMostTries) throw;
+    }
+  }
+}
+
+}  // namespace
+
+struct EventFile::State {
+  AppendFile file;
+  std::string kept{};  // whole records, not yet in the file
+  // One for each level of nesting, used again.
+  Message event{}, summary{}, value{}, histogram{};
+
+  void begin(int64_t step) {
+    event.clear();
+    event.fixed(event::kWallTime, unix_time());
+    event.integer(event::kStep, step);
+  }
+
+  // TFRecord: length, its CRC, the bytes, their CRC.
+  void end() {
+    const std::string_view bytes = event.bytes();
+    const size_t start = kept.size();
+    log::put_fixed(kept, static_cast<uint64_t>(bytes.size()));
+    log::put_fixed(kept, log::masked_crc32c(std::string_view(kept).substr(start)));
+    kept += bytes;
+    log::put_fixed(kept, log::masked_crc32c(bytes));
+    if (kept.size() >= kKeptBytes) flush();
+  }
+
+  void begin_value(std::string_view tag) {
+    value.clear();
+    value.block(value::kTag, log::valid_utf8(tag));
+  }
+
+  void end_value(int64_t step) {
+    summary.clear();
+    summary.block(summary::kValue, value.bytes());
+    begin(step);
+    event.block(event::kSummary, summary.bytes());
+    end();
+  }
+
+  void flush() {
+    if (kept.empty()) return;
+    file.append(kept);
+    kept.clear();
+  }
+};
+
+EventFile::EventFile(const std::filesystem::path& folder, std::optional<int64_t> resumed_after)
+    : state_(new State{.file = open_new(folder)}) {
+  state_->begin(0);
+  state_->event.block(event::kFileVersion, "brain.Event:2");
+  state_->end();
+  if (resumed_after) {
+    // TensorBoard 2.21 drops what it has read from this step on (event_accumulator.py).
+    Message session;
+    session.integer(session_log::kStatus, session_log::kStart);
+    state_->begin(*resumed_after + 1);
+    state_->event.block(event::kSessionLog, session.bytes());
+    state_->end();
+  }
+  state_->flush();
+}
+
+EventFile::~EventFile() {
+  if (!state_) return;
+  try {
+    state_->flush();
+  } catch (const Error&) {  // as the header says
+  }
+}
+
+EventFile::EventFile(EventFile&&) noexcept = default;
+EventFile& EventFile::operator=(EventFile&& other) noexcept {
+  std::swap(state_, other.state_);  // what this one kept is flushed when `other` goes
+  return *this;
+}
+
+void EventFile::scalar(std::string_view tag, double value, int64_t step) {
+  state_->begin_value(tag);
+  state_->value.fixed(value::kSimpleValue, static_cast<float>(value));
+  state_->end_value(step);
+}
+
+void EventFile::histogram(std::string_view tag, const Histogram& histogram, int64_t step) {
+  HALFSTEP_CHECK(histogram.limits.size() == histogram.counts.size(), "EventFile: histogram '", tag, "' has ",
+                 histogram.limits.size(), " limits for ", histogram.counts.size(), " buckets; each has one.");
+  Message& proto = state_->histogram;
+  proto.clear();
+  proto.fixed(histogram_proto::kMin, histogram.min);
+  proto.fixed(histogram_proto::kMax, histogram.max);
+  proto.fixed(histogram_proto::kCount, histogram.count);
+  proto.fixed(histogram_proto::kSum, histogram.sum);
+  proto.fixed(histogram_proto::kSumOfSquares, histogram.sum_of_squares);
+  proto.packed(histogram_proto::kLimits, histogram.limits);
+  proto.packed(histogram_proto::kCounts, histogram.counts);
+  state_->begin_value(tag);
+  state_->value.block(value::kHistogram, proto.bytes());
+  state_->end_value(step);
+}
+
+void EventFile::flush() { state_->flush(); }
+const std::filesystem::path& EventFile::path() const { return state_->file.path(); }
+
+}  // namespace halfstep

@@ -1,0 +1,135 @@
+#include "log/record_text.h"
+
+#include <chrono>
+
+namespace halfstep::log {
+namespace {
+
+void put(JsonLine& line, std::string_view key, const std::optional<double>& value) {
+  if (value) line.number(key, *value);
+}
+
+void put(JsonLine& line, const MemoryRecord& memory) {
+  line.open("memory");
+  line.integer("live_bytes", memory.live_bytes);
+  line.integer("peak_bytes", memory.peak_bytes);
+  line.open("classes");
+  for (const MemoryRecord::Class& one : memory.classes) {
+    line.open(one.name);
+    line.integer("live_bytes", one.live_bytes);
+    line.integer("peak_bytes", one.peak_bytes);
+    line.close();
+  }
+  line.close();
+  line.close();
+}
+
+}  // namespace
+
+// The order of step_row.
+const std::string_view kCsvColumns =
+    "step,seconds,loss,lr,grad_norm,tokens,tokens_per_second,loss_scale,skipped,why,parameter,stalled_share,"
+    "share_of_peak,evaluation_loss,forward_seconds,backward_seconds,inspect_seconds,step_seconds,data_"
+    "seconds,"
+    "other_seconds,memory_live_bytes,memory_peak_bytes\r\n";
+
+std::string_view run_line(JsonLine& line, const RunHeader& header, int64_t after_step) {
+  const std::chrono::duration<double> now = std::chrono::system_clock::now().time_since_epoch();
+  line.begin("run", after_step);
+  line.integer("schema", RunLog::kSchema);
+  line.text("halfstep", HALFSTEP_VERSION);
+  line.seconds("unix_time", now.count());
+  line.text("unit", header.unit);
+  line.text("configuration", header.configuration);
+  line.open("machine");
+  for (const auto& [name, value] : header.machine) line.text(name, value);
+  line.close();
+  return line.end();
+}
+
+std::string_view step_line(JsonLine& line, const StepRecord& record) {
+  line.begin("step", record.step);
+  line.seconds("seconds", record.seconds);
+  line.number("loss", record.loss);
+  line.number("lr", record.lr);
+  line.number("grad_norm", record.grad_norm);
+  line.integer("tokens", record.tokens);
+  line.number("tokens_per_second", record.tokens_per_second);
+  put(line, "loss_scale", record.loss_scale);
+  line.flag("skipped", record.skipped);
+  if (record.skipped) {
+    line.text("why", record.why);
+    line.text("parameter", record.parameter);
+  }
+  put(line, "stalled_share", record.stalled_share);
+  put(line, "share_of_peak", record.share_of_peak);
+  put(line, "evaluation_loss", record.evaluation_loss);
+  line.open("phases");
+  line.seconds("forward", record.phases.forward);
+  line.seconds("backward", record.phases.backward);
+  line.seconds("inspect", record.phases.inspect);
+  line.seconds("step", record.phases.step);
+  line.seconds("data", record.phases.data);
+  line.seconds("other", record.phases.other);
+  line.close();
+  if (record.memory) put(line, *record.memory);
+  return line.end();
+}
+
+std::string_view step_row(std::string& row, const StepRecord& record) {
+  row.clear();
+  const auto number = [&](double value) { append_number(row += ',', value, ""); };
+  const auto seconds = [&](double value) { append_seconds(row += ',', value, ""); };
+  const auto integer = [&](int64_t value) { append_integer(row += ',', value); };
+  const auto perhaps = [&](const std::optional<double>& value) {
+    row += ',';
+    if (value) append_number(row, *value, "");
+  };
+  append_integer(row, record.step);
+  seconds(record.seconds);
+  number(record.loss);
+  number(record.lr);
+  number(record.grad_norm);
+  integer(record.tokens);
+  number(record.tokens_per_second);
+  perhaps(record.loss_scale);
+  row += record.skipped ? ",1," : ",0,";
+  if (record.skipped) append_csv_text(row, record.why);
+  row += ',';
+  if (record.skipped) append_csv_text(row, record.parameter);
+  perhaps(record.stalled_share);
+  perhaps(record.share_of_peak);
+  perhaps(record.evaluation_loss);
+  const PhaseSeconds& phases = record.phases;
+  for (const double phase :
+       {phases.forward, phases.backward, phases.inspect, phases.step, phases.data, phases.other})
+    seconds(phase);
+  if (record.memory) {
+    integer(record.memory->live_bytes);
+    integer(record.memory->peak_bytes);
+  } else {
+    row += ",,";
+  }
+  row += "\r\n";
+  return row;
+}
+
+std::string_view evaluation_line(JsonLine& line, const EvaluationRecord& record) {
+  line.begin("evaluation", record.step);
+  line.seconds("seconds", record.seconds);
+  line.number("loss", record.loss);
+  put(line, "accuracy", record.accuracy);
+  line.integer("tokens", record.tokens);
+  line.seconds("duration_seconds", record.duration_seconds);
+  return line.end();
+}
+
+std::string_view sample_line(JsonLine& line, const SampleRecord& record) {
+  line.begin("sample", record.step);
+  line.seconds("seconds", record.seconds);
+  line.text("prompt", record.prompt);
+  line.text("text", record.text);
+  return line.end();
+}
+
+}  // namespace halfstep::log

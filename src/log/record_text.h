@@ -1,0 +1,23 @@
+// The records of a log as lines.
+#pragma once
+
+#include <halfstep/run_log.h>
+
+#include <string>
+#include <string_view>
+
+#include "log/log_text.h"
+
+namespace halfstep::log {
+
+/// The first row of log.csv, with its end of line.
+extern const std::string_view kCsvColumns;
+
+// Each returns the line with its end, until the next call with the same buffer.
+std::string_view run_line(JsonLine& line, const RunHeader& header, int64_t after_step);
+std::string_view step_line(JsonLine& line, const StepRecord& record);
+std::string_view step_row(std::string& row, const StepRecord& record);
+std::string_view evaluation_line(JsonLine& line, const EvaluationRecord& record);
+std::string_view sample_line(JsonLine& line, const SampleRecord& record);
+
+}  // namespace halfstep::log

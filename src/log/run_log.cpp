@@ -1,0 +1,126 @@
+#include <halfstep/error.h>
+#include <halfstep/run_log.h>
+
+#include <system_error>
+#include <utility>
+
+#include "files/durable_file.h"
+#include "files/json.h"
+#include "log/append_file.h"
+#include "log/log_end.h"
+#include "log/record_text.h"
+
+namespace halfstep {
+
+using log::AppendFile;
+using log::JsonLine;
+
+struct RunLog::State {
+  AppendFile jsonl;
+  AppendFile csv;
+  int64_t latest_step = 0;     // of any record
+  int64_t latest_written = 0;  // of a step's record
+  double seconds_before = 0.0;
+  JsonLine line{};
+  std::string row{};
+
+  void append(int64_t step, std::string_view text) {
+    HALFSTEP_CHECK(step >= latest_step, jsonl.path().string(), ": a record of step ", step,
+                   " after one of step ", latest_step, "; records come in the order of their steps.");
+    jsonl.append(text);
+    latest_step = step;
+  }
+};
+
+namespace {
+
+constexpr std::string_view kJsonl = "log.jsonl", kCsv = "log.csv";
+
+// 0 if there is no step, or no number: a log that was cut says nothing of its time.
+double seconds_of(const std::string& step_record, const std::filesystem::path& path) {
+  if (step_record.empty()) return 0.0;
+  const nlohmann::json record = files::read_json(step_record, path.string());
+  const auto seconds = record.find("seconds");
+  return seconds != record.end() && seconds->is_number() ? seconds->get<double>() : 0.0;
+}
+
+}  // namespace
+
+RunLog::RunLog(std::unique_ptr<State> state) : state_(std::move(state)) {}
+RunLog::~RunLog() = default;
+RunLog::RunLog(RunLog&&) noexcept = default;
+RunLog& RunLog::operator=(RunLog&&) noexcept = default;
+
+RunLog RunLog::create(const std::filesystem::path& folder, const RunHeader& header) {
+  std::unique_ptr<State> state(
+      new State{.jsonl = AppendFile::create(folder / kJsonl), .csv = AppendFile::create(folder / kCsv)});
+  state->append(0, log::run_line(state->line, header, 0));
+  state->csv.append(log::kCsvColumns);
+  files::sync_folder(folder);
+  return RunLog(std::move(state));
+}
+
+RunLog RunLog::resume(const std::filesystem::path& folder, const RunHeader& header, int64_t step) {
+  HALFSTEP_CHECK(step >= 0, folder.string(), ": resumed after step ", step, "; steps count from 1.");
+  const auto jsonl = folder / kJsonl, csv = folder / kCsv;
+  std::error_code unknown;  // then it is created, which is refused for the same reason
+  const bool has_jsonl = std::filesystem::exists(jsonl, unknown);
+  const bool has_csv = std::filesystem::exists(csv, unknown);
+  // Both are looked through before either is cut: a file that is refused leaves the other as it was.
+  const log::LogEnd end = has_jsonl ? log::end_of_jsonl(jsonl, step) : log::LogEnd{};
+  const log::LogEnd csv_end = has_csv ? log::end_of_csv(csv, step) : log::LogEnd{};
+  const double seconds_before = seconds_of(end.step_record, jsonl);
+  std::unique_ptr<State> state(new State{
+      .jsonl = has_jsonl ? AppendFile::keep(jsonl, end.bytes) : AppendFile::create(jsonl),
+      .csv = has_csv ? AppendFile::keep(csv, csv_end.bytes) : AppendFile::create(csv),
+      .latest_step = end.latest_step,
+      .latest_written = step,
+      .seconds_before = seconds_before,
+  });
+  state->append(step, log::run_line(state->line, header, step));
+  if (state->csv.size() == 0) state->csv.append(log::kCsvColumns);
+  files::sync_folder(folder);
+  return RunLog(std::move(state));
+}
+
+void RunLog::step(const StepRecord& record) {
+  HALFSTEP_CHECK(record.step > state_->latest_written, state_->jsonl.path().string(), ": step ", record.step,
+                 " after step ", state_->latest_written, "; each step stands once in a log, in order.");
+  state_->append(record.step, log::step_line(state_->line, record));
+  state_->latest_written = record.step;
+  state_->csv.append(log::step_row(state_->row, record));
+}
+
+void RunLog::evaluation(const EvaluationRecord& record) {
+  state_->append(record.step, log::evaluation_line(state_->line, record));
+}
+
+void RunLog::sample(const SampleRecord& record) {
+  state_->append(record.step, log::sample_line(state_->line, record));
+}
+
+void RunLog::note(int64_t step, double seconds, std::string_view text) {
+  JsonLine& line = state_->line;
+  line.begin("note", step);
+  line.seconds("seconds", seconds);
+  line.text("text", text);
+  state_->append(step, line.end());
+}
+
+void RunLog::end(int64_t step, double seconds, std::string_view outcome, std::string_view why) {
+  JsonLine& line = state_->line;
+  line.begin("end", step);
+  line.seconds("seconds", seconds);
+  line.text("outcome", outcome);
+  line.text("why", why);
+  state_->append(step, line.end());
+}
+
+void RunLog::sync() {
+  state_->jsonl.sync();
+  state_->csv.sync();
+}
+
+double RunLog::seconds_before() const { return state_->seconds_before; }
+
+}  // namespace halfstep
