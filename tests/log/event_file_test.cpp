@@ -78,8 +78,8 @@ TEST(EventFile, TensorBoardReadsHistogramsBitForBit) {
     EXPECT_EQ(numbers(one["limits"]), ours.limits);
     EXPECT_EQ(numbers(one["counts"]), ours.counts);
   };
-  expect_same(told["grads"][0], of_values, 3);
-  expect_same(told["binned"][0], binned, 4);
+  expect_same(told.at("grads")[0], of_values, 3);
+  expect_same(told.at("binned")[0], binned, 4);
 }
 
 TEST(EventFile, TensorBoardNoticesEveryFlippedBit) {
