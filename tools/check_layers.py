@@ -12,8 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 ROWS = [
     ["base"],
     ["formats", "files"],
-    ["kernels", "text", "config"],
-    ["kernels", "text", "log"],
+    ["kernels", "text", "config", "log"],
     ["memory"],
     ["tensor"],
     ["scaling", "quant", "optim", "data", "checkpoint"],

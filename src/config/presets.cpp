@@ -140,13 +140,11 @@ every = 470
 )";
 
 constexpr std::array<ConfigPreset, 4> kPresets = {{
-    {"tiny",
-     "A byte-level GPT of 0.8M parameters on Python's documentation: a first run in under two minutes.",
-     kTiny},
-    {"gpt-10m", "A byte-level GPT of 10.8M parameters on Python's documentation.", kGpt10m},
+    {"tiny", "A small byte-level GPT on Python's documentation: a first run.", kTiny},
+    {"gpt-10m", "A byte-level GPT of about 10M parameters on Python's documentation.", kGpt10m},
     {"finetune-smollm2",
      "SmolLM2-135M, in the folder SmolLM2-135M, trained further on Python's documentation.", kFinetune},
-    {"resnet18-fashion", "ResNet-18 on Fashion-MNIST for three epochs.", kResNet},
+    {"resnet18-fashion", "ResNet-18 on Fashion-MNIST.", kResNet},
 }};
 
 }  // namespace
