@@ -35,6 +35,7 @@ HEADER_ROOM = {
     "tokenizer.h": "text",
     "token_file.h": "files",
     "run_log.h": "log",
+    "run_watch.h": "log",
     "event_file.h": "log",
     "data.h": "data",
     "formats.h": "formats",

@@ -20,6 +20,7 @@
 #include <halfstep/precision.h>
 #include <halfstep/run_config.h>
 #include <halfstep/run_log.h>
+#include <halfstep/run_watch.h>
 #include <halfstep/safetensors.h>
 #include <halfstep/scaling.h>
 #include <halfstep/schedule.h>

@@ -1,0 +1,57 @@
+// Who is told what a training run does, while it does it. Knows no Torch.
+#pragma once
+
+#include <halfstep/config.h>
+#include <halfstep/run_log.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace halfstep {
+
+/// What a run is about to do, known before its first step.
+struct RunPlan {
+  std::string model;  ///< "gpt2: 6 blocks of width 384"
+  int64_t parameters = 0;
+  std::string precision;        ///< "BF16, weights split_master, moments fp32"
+  std::string data;             ///< "10,741,003 tokens to train on, 565,210 held out"
+  std::string folder;           ///< where it writes
+  std::string unit = "tokens";  ///< what its batches are counted in
+  int64_t steps = 0;            ///< of the whole run
+  int64_t steps_done = 0;       ///< before this process; above 0 in a resumed run
+  int64_t tokens_a_step = 0;    ///< or images: see `unit`
+  int64_t threads = 0;
+};
+
+/// How a run ended.
+enum class RunOutcome {
+  Done,         ///< all steps
+  Interrupted,  ///< it was asked to stop, and saved
+  Diverged,     ///< too many steps in a row were skipped
+};
+
+/// "done", "interrupted", "diverged".
+HALFSTEP_API std::string_view to_string(RunOutcome outcome);
+
+struct RunEnd {
+  RunOutcome outcome = RunOutcome::Done;
+  int64_t step = 0;  ///< the last one
+  std::string why;   ///< one sentence
+};
+
+/// A screen, for instance. Each call comes once the log has the same record.
+class HALFSTEP_API RunWatcher {
+ public:
+  virtual ~RunWatcher();
+  virtual void begin(const RunPlan& plan) = 0;
+  virtual void step(const StepRecord& record) = 0;
+  virtual void evaluation(const EvaluationRecord& record) = 0;
+  virtual void sample(const SampleRecord& record) = 0;
+  /// Something worth a line: a checkpoint was saved, the processor differs from the one before.
+  virtual void note(int64_t step, std::string_view text) = 0;
+  virtual void end(const RunEnd& end) = 0;
+};
+
+}  // namespace halfstep
