@@ -80,6 +80,11 @@ struct SampleRecord {
   std::string text;
 };
 
+/// A record as it stands in log.jsonl: one line, with its end.
+HALFSTEP_API std::string to_json(const StepRecord& record);
+HALFSTEP_API std::string to_json(const EvaluationRecord& record);
+HALFSTEP_API std::string to_json(const SampleRecord& record);
+
 /// The log of one run folder. Every record is one `write` of one line into each file that holds it: a process
 /// that is killed leaves at most one cut line, the last, which `resume` removes. What the operating system
 /// refuses is a FileError; the files then end with the record before.

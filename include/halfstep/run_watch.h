@@ -41,6 +41,12 @@ struct RunEnd {
   std::string why;   ///< one sentence
 };
 
+/// As one line of JSON, with its end. Of a note and of the end, `seconds` is the time of the latest record
+/// that had one. The fields are in docs/run-log.md.
+HALFSTEP_API std::string to_json(const RunPlan& plan);
+HALFSTEP_API std::string note_to_json(int64_t step, double seconds, std::string_view text);
+HALFSTEP_API std::string to_json(const RunEnd& end, double seconds);
+
 /// A screen, for instance. Each call comes once the log has the same record.
 class HALFSTEP_API RunWatcher {
  public:

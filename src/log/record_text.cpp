@@ -132,4 +132,20 @@ std::string_view sample_line(JsonLine& line, const SampleRecord& record) {
   return line.end();
 }
 
+std::string_view note_line(JsonLine& line, int64_t step, double seconds, std::string_view text) {
+  line.begin("note", step);
+  line.seconds("seconds", seconds);
+  line.text("text", text);
+  return line.end();
+}
+
+std::string_view end_line(JsonLine& line, int64_t step, double seconds, std::string_view outcome,
+                          std::string_view why) {
+  line.begin("end", step);
+  line.seconds("seconds", seconds);
+  line.text("outcome", outcome);
+  line.text("why", why);
+  return line.end();
+}
+
 }  // namespace halfstep::log

@@ -100,20 +100,11 @@ void RunLog::sample(const SampleRecord& record) {
 }
 
 void RunLog::note(int64_t step, double seconds, std::string_view text) {
-  JsonLine& line = state_->line;
-  line.begin("note", step);
-  line.seconds("seconds", seconds);
-  line.text("text", text);
-  state_->append(step, line.end());
+  state_->append(step, log::note_line(state_->line, step, seconds, text));
 }
 
 void RunLog::end(int64_t step, double seconds, std::string_view outcome, std::string_view why) {
-  JsonLine& line = state_->line;
-  line.begin("end", step);
-  line.seconds("seconds", seconds);
-  line.text("outcome", outcome);
-  line.text("why", why);
-  state_->append(step, line.end());
+  state_->append(step, log::end_line(state_->line, step, seconds, outcome, why));
 }
 
 void RunLog::sync() {
@@ -122,5 +113,20 @@ void RunLog::sync() {
 }
 
 double RunLog::seconds_before() const { return state_->seconds_before; }
+
+std::string to_json(const StepRecord& record) {
+  JsonLine line;
+  return std::string(log::step_line(line, record));
+}
+
+std::string to_json(const EvaluationRecord& record) {
+  JsonLine line;
+  return std::string(log::evaluation_line(line, record));
+}
+
+std::string to_json(const SampleRecord& record) {
+  JsonLine line;
+  return std::string(log::sample_line(line, record));
+}
 
 }  // namespace halfstep

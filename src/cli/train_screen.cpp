@@ -1,0 +1,245 @@
+#include "cli/train_screen.h"
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <iomanip>
+#include <sstream>
+#include <utility>
+
+#include "cli/human_numbers.h"
+#include "cli/status_line.h"
+#include "cli/terminal_text.h"
+
+namespace halfstep::cli {
+namespace {
+
+constexpr std::string_view kBold = "\033[1m", kDim = "\033[2m", kRed = "\033[31m", kGreen = "\033[32m",
+                           kYellow = "\033[33m", kNormal = "\033[0m", kRestOfLine = "\033[K";
+
+// Plain logs stay short however long the run is: a line after the later of the two.
+constexpr double kSecondsOnTerminal = 0.1, kSecondsElsewhere = 10, kShareElsewhere = 0.05;
+constexpr size_t kSampleLines = 12;
+
+size_t columns_of_terminal(int descriptor) {
+  winsize size{};
+  if (ioctl(descriptor, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
+  return 80;
+}
+
+bool is_set(const char* name) {
+  const char* const value = std::getenv(name);
+  return value != nullptr && *value != '\0';
+}
+
+std::string seconds_text(double seconds) {
+  return seconds < 9.95 ? short_text(seconds) + "s" : duration_text(seconds);
+}
+
+std::string_view colour_of(RunOutcome outcome) {
+  switch (outcome) {
+    case RunOutcome::Done:
+      return kGreen;
+    case RunOutcome::Interrupted:
+      return kYellow;
+    case RunOutcome::Diverged:
+      return kRed;
+  }
+  return "";
+}
+
+std::string step_name(int64_t step) { return "step " + std::to_string(step); }
+
+}  // namespace
+
+ScreenOptions screen_options(int descriptor, bool json) {
+  ScreenOptions options;
+  const char* const term = std::getenv("TERM");
+  const bool dumb = term != nullptr && std::string_view(term) == "dumb";
+  const bool terminal = isatty(descriptor) == 1 && !dumb;
+  options.mode = json ? ScreenMode::Json : terminal ? ScreenMode::Terminal : ScreenMode::Plain;
+  options.colour = options.mode == ScreenMode::Terminal && !is_set("NO_COLOR");
+  options.columns = [descriptor] { return columns_of_terminal(descriptor); };
+  return options;
+}
+
+TrainScreen::TrainScreen(std::ostream& out, ScreenOptions options)
+    : out_(out), options_(std::move(options)) {}
+
+TrainScreen::~TrainScreen() {
+  if (drawn_) out_ << "\n" << std::flush;
+}
+
+// The last column stays empty: a terminal that is full to the edge may already have begun the next line.
+size_t TrainScreen::columns() const { return std::max<size_t>(options_.columns(), 2) - 1; }
+
+void TrainScreen::write(const std::string& text) { out_ << text << std::flush; }
+
+void TrainScreen::line(std::string_view text, std::string_view colour) {
+  if (!options_.colour) colour = "";
+  const std::string safe = printable(text);
+  const std::vector<std::string> rows = on_terminal() ? wrapped(safe, columns(), 4) : std::vector{safe};
+  std::string all = drawn_ ? "\r" : "";
+  for (const std::string& row : rows) {
+    all.append(colour).append(row).append(colour.empty() ? "" : kNormal);
+    if (on_terminal()) all += kRestOfLine;
+    all += '\n';
+  }
+  const bool redraw = std::exchange(drawn_, false);
+  write(all);
+  if (redraw) show_latest();
+}
+
+void TrainScreen::header_line(std::string_view name, std::string_view text) {
+  constexpr size_t kIndent = 11;
+  std::string label(name);
+  label.resize(kIndent, ' ');
+  const std::string safe = printable(text);
+  const size_t room = std::max(columns(), 2 * kIndent) - kIndent;
+  const std::vector<std::string> rows = on_terminal() ? wrapped(safe, room, 0) : std::vector{safe};
+  std::string all;
+  for (const std::string& row : rows) {
+    all.append(options_.colour ? kDim : "").append(label).append(options_.colour ? kNormal : "");
+    all.append(row).append("\n");
+    label.assign(kIndent, ' ');
+  }
+  write(all);
+}
+
+void TrainScreen::header() {
+  header_line("model", plan_.model + ", " + si_text(static_cast<double>(plan_.parameters)) + " parameters");
+  header_line("precision", plan_.precision);
+  header_line("data", plan_.data);
+  std::string steps = grouped_text(plan_.steps) + " of " + grouped_text(plan_.tokens_a_step) + " " +
+                      plan_.unit + ", " + std::to_string(plan_.threads) +
+                      (plan_.threads == 1 ? " thread" : " threads");
+  if (plan_.steps_done > 0) steps += "; resumed after step " + grouped_text(plan_.steps_done);
+  header_line("steps", steps);
+  header_line("folder", plan_.folder);
+}
+
+void TrainScreen::begin(const RunPlan& plan) {
+  plan_ = plan;
+  pace_ = StepPace(plan.steps, plan.steps_done);
+  as_json() ? write(to_json(plan)) : header();
+}
+
+bool TrainScreen::is_due(const StepRecord& record) const {
+  if (shown_step_ < 0) return true;
+  const double seconds = record.seconds - shown_seconds_;
+  if (on_terminal()) return seconds >= kSecondsOnTerminal || record.step >= plan_.steps;
+  const double steps = kShareElsewhere * static_cast<double>(plan_.steps - plan_.steps_done);
+  return seconds >= kSecondsElsewhere && static_cast<double>(record.step - shown_step_) >= steps;
+}
+
+void TrainScreen::step(const StepRecord& record) {
+  seconds_ = record.seconds;
+  if (as_json()) return write(to_json(record));
+  if (skips_.count > 0) {
+    const bool over = !record.skipped || record.seconds - skips_.first_seconds >= kSecondsElsewhere;
+    if (over) tell_skips(record.loss_scale);
+  }
+  if (record.skipped) gather_skip(record);
+  pace_.step(record.step, record.seconds);
+  latest_ = record;
+  if (is_due(record)) show_latest();
+}
+
+void TrainScreen::show_latest() {
+  if (!latest_) return;
+  shown_seconds_ = latest_->seconds;
+  shown_step_ = latest_->step;
+  std::vector<StatusField> fields = status_fields(plan_, *latest_, skipped_steps_, pace_.seconds_left());
+  if (on_terminal()) {
+    // What is new first, then what is left of the old line: nothing flickers.
+    write("\r" + status_line(std::move(fields), columns(), options_.colour) + std::string(kRestOfLine));
+    drawn_ = true;
+  } else {
+    write(status_line(std::move(fields), std::string::npos, false) + "\n");
+  }
+}
+
+void TrainScreen::gather_skip(const StepRecord& record) {
+  ++skipped_steps_;
+  if (skips_.count++ == 0) {
+    skips_.first_step = record.step;
+    skips_.first_seconds = record.seconds;
+    skips_.first_scale = record.loss_scale;
+  }
+  skips_.last_step = record.step;
+  skips_.why = record.why;
+  skips_.parameter = record.parameter;
+}
+
+void TrainScreen::tell_skips(std::optional<double> scale_now) {
+  if (skips_.count == 0) return;
+  const Skips skips = std::exchange(skips_, {});
+  std::ostringstream text;
+  if (skips.count == 1)
+    text << step_name(skips.last_step);
+  else
+    text << "steps " << skips.first_step << " to " << skips.last_step << ": " << skips.count
+         << " skipped, the last";
+  text << (skips.why.starts_with("skipped") ? ": " : skips.count == 1 ? ": skipped: " : ": ") << skips.why;
+  if (!skips.parameter.empty() && skips.why.find(skips.parameter) == std::string::npos)
+    text << " (" << skips.parameter << ")";
+  if (scale_now && skips.first_scale) {
+    if (*scale_now == *skips.first_scale)
+      text << "; the loss scale stays " << loss_scale_text(*scale_now);
+    else
+      text << "; loss scale " << loss_scale_text(*skips.first_scale) << " -> " << loss_scale_text(*scale_now);
+  }
+  line(text.str(), kYellow);
+}
+
+void TrainScreen::evaluation(const EvaluationRecord& record) {
+  seconds_ = record.seconds;
+  if (as_json()) return write(to_json(record));
+  pace_.pause();
+  std::ostringstream text;
+  text << step_name(record.step) << ": held-out loss " << loss_text(record.loss);
+  if (evaluation_loss_) {
+    const double change = record.loss - *evaluation_loss_;
+    text << " (" << (change >= 0 ? "+" : "") << loss_text(change) << ")";
+  }
+  if (record.accuracy)
+    text << ", " << std::fixed << std::setprecision(2) << 100 * *record.accuracy << "% right";
+  text << ", " << si_text(static_cast<double>(record.tokens)) << " " << plan_.unit << " in "
+       << seconds_text(record.duration_seconds);
+  evaluation_loss_ = record.loss;
+  line(text.str(), kBold);
+}
+
+void TrainScreen::sample(const SampleRecord& record) {
+  seconds_ = record.seconds;
+  if (as_json()) return write(to_json(record));
+  pace_.pause();
+  line(step_name(record.step) + ": the model writes", kBold);
+  std::istringstream lines(record.prompt + record.text);
+  size_t count = 0;
+  for (std::string text; std::getline(lines, text); ++count) {
+    if (count == kSampleLines) return line("    ...");
+    line("    " + text);
+  }
+}
+
+void TrainScreen::note(int64_t step, std::string_view text) {
+  if (as_json()) return write(note_to_json(step, seconds_, text));
+  pace_.pause();
+  line(step_name(step) + ": " + std::string(text));
+}
+
+void TrainScreen::end(const RunEnd& end) {
+  if (as_json()) return write(to_json(end, seconds_));
+  tell_skips(std::nullopt);
+  if (latest_ && shown_step_ != latest_->step) show_latest();
+  if (std::exchange(drawn_, false)) write("\n");
+  std::string text = std::string(to_string(end.outcome)) + " after step " + grouped_text(end.step) + ", " +
+                     seconds_text(seconds_);
+  if (!end.why.empty()) text += ": " + end.why;
+  line(text, colour_of(end.outcome));
+}
+
+}  // namespace halfstep::cli
