@@ -58,6 +58,7 @@ HEADER_ROOM = {
     "activations.h": "nn",
     "models.h": "models",
     "mixed_precision.h": "train",
+    "trainer.h": "train",
     "halfstep.h": "cli",  # the umbrella: includes all the others, declares nothing
 }
 

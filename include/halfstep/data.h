@@ -66,6 +66,40 @@ class HALFSTEP_API TokenBatches {
   std::vector<int64_t> window_tokens_;
 };
 
+struct ImageBatch {
+  at::Tensor images;  ///< FP32, [images, 1, height, width]
+  at::Tensor labels;  ///< int64, [images]
+};
+
+struct ImageBatchOptions {
+  int64_t batch_size = 0;  ///< images a batch; must be given
+  double mean = 0.0;       ///< taken off each pixel, where black is 0 and white 1
+  double deviation = 1.0;  ///< and this divides it
+  uint64_t seed = 0;       ///< of the order
+  bool shuffle = true;     ///< false: as they lie, for evaluation
+};
+
+/// Batches of grey images, kept in memory as bytes. Order, ends of epochs and resuming are as in
+/// TokenBatches.
+class HALFSTEP_API ImageBatches {
+ public:
+  /// Bytes [count, height, width] and one label each, as read_idx gives them.
+  ImageBatches(at::Tensor images, at::Tensor labels, const ImageBatchOptions& options);
+
+  ImageBatch next();
+
+  int64_t count() const { return images_.size(0); }
+
+  StateDict state_dict() const;
+  void load_state_dict(const StateDict& saved);
+
+ private:
+  at::Tensor images_, labels_;
+  ImageBatchOptions options_;
+  int64_t taken_ = 0;
+  int64_t byte_sum_ = 0;
+};
+
 /// An IDX file (MNIST, Fashion-MNIST), compressed with gzip or not, in its own type and shape.
 HALFSTEP_API at::Tensor read_idx(const std::filesystem::path& path);
 

@@ -30,3 +30,4 @@
 #include <halfstep/tensor_file.h>
 #include <halfstep/token_file.h>
 #include <halfstep/tokenizer.h>
+#include <halfstep/trainer.h>

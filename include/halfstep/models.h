@@ -13,6 +13,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace halfstep {
 
@@ -150,6 +151,20 @@ HALFSTEP_API std::shared_ptr<CausalLM> load_pretrained(const std::filesystem::pa
 /// Writes config.json and model.safetensors, durably, into a folder that is made if it is not there; each
 /// file appears whole or not at all, the weights first. A tokenizer is not written.
 HALFSTEP_API void save_pretrained(const CausalLM& model, const std::filesystem::path& folder);
+
+struct GenerateOptions {
+  int64_t tokens = 64;       ///< to write
+  double temperature = 0.8;  ///< 0: always the likeliest token
+  int64_t context = 0;       ///< how many of the last tokens the model is shown; 0: all
+  uint64_t seed = 0;
+};
+
+/// Goes on from `prompt` (at least one id) and returns the new ids. Deterministic by the seed alone:
+/// LibTorch's own generators are not touched. The model is run as a whole for each token, without a cache of
+/// keys and values: for samples in training, not for serving. Call it inside MixedPrecision::forward for its
+/// precision.
+HALFSTEP_API std::vector<int64_t> generate(CausalLM& model, const std::vector<int64_t>& prompt,
+                                           const GenerateOptions& options = {});
 
 struct ResNet18Options {
   int64_t classes = 1000;

@@ -47,7 +47,7 @@ HALFSTEP_API std::string to_json(const RunPlan& plan);
 HALFSTEP_API std::string note_to_json(int64_t step, double seconds, std::string_view text);
 HALFSTEP_API std::string to_json(const RunEnd& end, double seconds);
 
-/// A screen, for instance. Each call comes once the log has the same record.
+/// A screen, for instance. Every step comes, those too that log.every leaves out of the log.
 class HALFSTEP_API RunWatcher {
  public:
   virtual ~RunWatcher();

@@ -1,6 +1,5 @@
 #include "autocast/repeated_outputs.h"
 
-#include <ATen/ops/as_strided.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -24,16 +23,6 @@ struct NotedOutput {
 thread_local std::optional<NotedOutput> noted;
 thread_local int open_scopes = 0;
 
-/// Where a tensor lies in its storage.
-struct Place {
-  std::vector<int64_t> sizes, strides;
-  int64_t offset;
-
-  explicit Place(const at::Tensor& tensor)
-      : sizes(tensor.sizes().vec()), strides(tensor.strides().vec()), offset(tensor.storage_offset()) {}
-  at::Tensor in(const at::Tensor& storage_of) const { return storage_of.as_strided(sizes, strides, offset); }
-};
-
 class OutputPacker final : public SavedTensorPacker {
  public:
   OutputPacker(NotedArgument argument, at::Tensor cast)
@@ -47,14 +36,14 @@ class OutputPacker final : public SavedTensorPacker {
     // The output and the cast of it are made in the same layout again, so that views lie in them at the same
     // places.
     return PackedTensor{
-        input_, [recipe = recipe_, given = given_, type = cast_.scalar_type(), saved = Place(tensor)](
+        input_, [recipe = recipe_, given = given_, type = cast_.scalar_type(), saved = StoragePlace(tensor)](
                     const at::Tensor& input) { return saved.in(given.in(recipe->compute(input)).to(type)); }};
   }
 
  private:
   std::shared_ptr<const OutputRecipe> recipe_;
   at::Tensor input_;
-  Place given_;
+  StoragePlace given_;
   at::Tensor cast_;
 };
 

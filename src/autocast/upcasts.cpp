@@ -1,6 +1,5 @@
 #include "autocast/upcasts.h"
 
-#include <ATen/ops/as_strided.h>
 #include <c10/core/GradMode.h>
 
 #include <utility>
@@ -15,25 +14,17 @@ class UpcastPacker final : public SavedTensorPacker {
   std::optional<PackedTensor> pack(const at::Tensor& tensor) override {
     for (const auto& [original, copy] : upcasts_) {
       if (tensor.scalar_type() == copy.scalar_type() && share_storage(tensor, copy)) {
-        return PackedTensor{original, cast_again(tensor, copy)};
+        // A cast of the same original has the same strides as the first, so a view lies in it at the same
+        // place.
+        return PackedTensor{original, [saved = StoragePlace(tensor)](const at::Tensor& kept) {
+                              return saved.in(kept.to(at::kFloat));
+                            }};
       }
     }
     return std::nullopt;
   }
 
  private:
-  /// A cast of the same original has the same strides as the first, so a view lies in it at the same place.
-  static std::function<at::Tensor(const at::Tensor&)> cast_again(const at::Tensor& tensor,
-                                                                 const at::Tensor& copy) {
-    if (tensor.sizes() == copy.sizes() && tensor.strides() == copy.strides()) {
-      return [](const at::Tensor& original) { return original.to(at::kFloat); };
-    }
-    return [sizes = tensor.sizes().vec(), strides = tensor.strides().vec(),
-            offset = tensor.storage_offset()](const at::Tensor& original) {
-      return original.to(at::kFloat).as_strided(sizes, strides, offset);
-    };
-  }
-
   std::vector<Upcast> upcasts_;
 };
 

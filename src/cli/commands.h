@@ -2,6 +2,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <stdexcept>
 #include <string>
 
 namespace halfstep::cli {
@@ -10,7 +11,16 @@ CLI::Option* add_version_flag(CLI::App& program);
 void add_checkpoint(CLI::App& program);
 void add_env(CLI::App& program);
 void add_explain(CLI::App& program);
+void add_preset(CLI::App& program);
 void add_tokenize(CLI::App& program);
+void add_train(CLI::App& program);
+
+/// Ends the program with a code of its own; what() is told unless it is empty.
+class ExitWith : public std::runtime_error {
+ public:
+  ExitWith(int code, const std::string& message) : std::runtime_error(message), code(code) {}
+  const int code;
+};
 
 /// App::add_flag with a description; CLI11 2.1 finds a string literal there ambiguous in C++20.
 inline CLI::Option* add_switch(CLI::App& app, const std::string& name, const std::string& description) {

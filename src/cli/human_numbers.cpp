@@ -77,7 +77,7 @@ std::string loss_scale_text(double loss_scale) {
 std::string grouped_text(int64_t value) {
   std::string text = std::to_string(value);
   const size_t first = value < 0 ? 2 : 1;
-  for (size_t end = text.size(); end > first + 2; end -= 3) text.insert(end - 3, ",");
+  for (size_t end = text.size(); end > first + 2; end -= 3) text.insert(text.begin() + static_cast<std::ptrdiff_t>(end - 3), ',');
   return text;
 }
 

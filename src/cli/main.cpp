@@ -1,23 +1,27 @@
-// `halfstep`: exit code 0 when done, 1 when it could not be done, 2 when the command line is wrong.
+// `halfstep`: its commands, and what becomes of errors.
+#include <c10/util/Exception.h>
+#include <halfstep/error.h>
 #include <halfstep/memory.h>
 
 #include <exception>
 #include <iostream>
 
 #include "cli/commands.h"
+#include "cli/exit_codes.h"
 
 namespace {
 
-constexpr int kFailed = 1;
-constexpr int kUsage = 2;
+using namespace halfstep::cli;
 
 int run(int argc, char** argv) {
   CLI::App program("Mixed-precision training for LibTorch.", "halfstep");
-  CLI::Option* const version = halfstep::cli::add_version_flag(program);
-  halfstep::cli::add_checkpoint(program);
-  halfstep::cli::add_env(program);
-  halfstep::cli::add_explain(program);
-  halfstep::cli::add_tokenize(program);
+  CLI::Option* const version = add_version_flag(program);
+  add_checkpoint(program);
+  add_env(program);
+  add_explain(program);
+  add_preset(program);
+  add_tokenize(program);
+  add_train(program);
   for (CLI::App* command : program.get_subcommands({})) command->excludes(version);
   program.footer("Every command has --help, and --json for programs that read the answer.");
   try {
@@ -33,7 +37,12 @@ int run(int argc, char** argv) {
     std::cerr << "halfstep: the output could not be written in full. Is the disk full?\n";
     return kFailed;
   }
-  return 0;
+  return kDone;
+}
+
+int failed(int code, const char* message) {
+  if (*message != '\0') std::cerr << "halfstep: " << message << "\n";
+  return code;
 }
 
 }  // namespace
@@ -42,8 +51,15 @@ int main(int argc, char** argv) {
   try {
     halfstep::install_cpu_allocator();  // before the first tensor
     return run(argc, argv);
+  } catch (const ExitWith& exit) {
+    return failed(exit.code, exit.what());
+  } catch (const halfstep::FileError& error) {
+    return failed(kFiles, error.what());
+  } catch (const c10::OutOfMemoryError& error) {
+    return failed(kOutOfMemory, error.what_without_backtrace());
+  } catch (const std::bad_alloc&) {
+    return failed(kOutOfMemory, "out of memory");
   } catch (const std::exception& error) {
-    std::cerr << "halfstep: " << error.what() << "\n";
-    return kFailed;
+    return failed(kFailed, error.what());
   }
 }

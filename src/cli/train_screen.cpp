@@ -118,6 +118,7 @@ void TrainScreen::header() {
   if (plan_.steps_done > 0) steps += "; resumed after step " + grouped_text(plan_.steps_done);
   header_line("steps", steps);
   header_line("folder", plan_.folder);
+  write("\n");
 }
 
 void TrainScreen::begin(const RunPlan& plan) {
@@ -166,8 +167,8 @@ void TrainScreen::gather_skip(const StepRecord& record) {
   if (skips_.count++ == 0) {
     skips_.first_step = record.step;
     skips_.first_seconds = record.seconds;
-    skips_.first_scale = record.loss_scale;
   }
+  skips_.scale = record.loss_scale;
   skips_.last_step = record.step;
   skips_.why = record.why;
   skips_.parameter = record.parameter;
@@ -178,19 +179,18 @@ void TrainScreen::tell_skips(std::optional<double> scale_now) {
   const Skips skips = std::exchange(skips_, {});
   std::ostringstream text;
   if (skips.count == 1)
-    text << step_name(skips.last_step);
+    text << step_name(skips.last_step) << " skipped: ";
   else
-    text << "steps " << skips.first_step << " to " << skips.last_step << ": " << skips.count
-         << " skipped, the last";
-  text << (skips.why.starts_with("skipped") ? ": " : skips.count == 1 ? ": skipped: " : ": ") << skips.why;
+    text << skips.count << " steps skipped, " << skips.first_step << " to " << skips.last_step
+         << "; the last: ";
+  // StepReport::sentence() begins with the word that stands there already.
+  constexpr std::string_view kSkipped = "skipped: ";
+  text << std::string_view(skips.why).substr(skips.why.starts_with(kSkipped) ? kSkipped.size() : 0);
   if (!skips.parameter.empty() && skips.why.find(skips.parameter) == std::string::npos)
     text << " (" << skips.parameter << ")";
-  if (scale_now && skips.first_scale) {
-    if (*scale_now == *skips.first_scale)
-      text << "; the loss scale stays " << loss_scale_text(*scale_now);
-    else
-      text << "; loss scale " << loss_scale_text(*skips.first_scale) << " -> " << loss_scale_text(*scale_now);
-  }
+  if (scale_now && skips.scale)
+    text << "; the loss scale " << (*scale_now == *skips.scale ? "stays " : "is now ")
+         << loss_scale_text(*scale_now);
   line(text.str(), kYellow);
 }
 
@@ -234,7 +234,8 @@ void TrainScreen::note(int64_t step, std::string_view text) {
 void TrainScreen::end(const RunEnd& end) {
   if (as_json()) return write(to_json(end, seconds_));
   tell_skips(std::nullopt);
-  if (latest_ && shown_step_ != latest_->step) show_latest();
+  pace_ = StepPace();  // it is over: no time is left
+  if (drawn_ || (latest_ && shown_step_ != latest_->step)) show_latest();
   if (std::exchange(drawn_, false)) write("\n");
   std::string text = std::string(to_string(end.outcome)) + " after step " + grouped_text(end.step) + ", " +
                      seconds_text(seconds_);

@@ -51,8 +51,8 @@ class TrainScreen : public RunWatcher {
   struct Skips {
     int64_t first_step = 0, last_step = 0, count = 0;
     double first_seconds = 0.0;
-    std::optional<double> first_scale{};
-    std::string why{}, parameter{};  // of the latest
+    std::optional<double> scale{};  // of the latest, as is what follows
+    std::string why{}, parameter{};
   };
 
   void header();

@@ -1,5 +1,6 @@
 #include "tensor/saved_tensors.h"
 
+#include <ATen/ops/as_strided.h>
 #include <ATen/ops/detach.h>
 #include <c10/core/GradMode.h>
 #include <halfstep/error.h>
@@ -146,6 +147,15 @@ ExactSavedTensors::ExactSavedTensors()
 
 bool ExactSavedTensors::asked_for() {
   return c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind(&kExactKindName)) != nullptr;
+}
+
+StoragePlace::StoragePlace(const at::Tensor& tensor)
+    : sizes_(tensor.sizes().vec()), strides_(tensor.strides().vec()), offset_(tensor.storage_offset()) {}
+
+at::Tensor StoragePlace::in(const at::Tensor& tensor) const {
+  if (tensor.sizes() == sizes_ && tensor.strides() == strides_ && tensor.storage_offset() == offset_)
+    return tensor;
+  return tensor.as_strided(sizes_, strides_, offset_);
 }
 
 bool share_storage(const at::Tensor& a, const at::Tensor& b) {

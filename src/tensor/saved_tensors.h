@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <vector>
 
 namespace halfstep {
 
@@ -66,6 +67,18 @@ class ExactSavedTensors {
 
  private:
   c10::DebugInfoGuard guard_;
+};
+
+/// Where a tensor lies in its storage.
+class StoragePlace {
+ public:
+  explicit StoragePlace(const at::Tensor& tensor);
+  /// What lies there in another tensor's storage.
+  at::Tensor in(const at::Tensor& tensor) const;
+
+ private:
+  std::vector<int64_t> sizes_, strides_;
+  int64_t offset_;
 };
 
 /// Whether both lie in one storage. A sparse or an opaque tensor has none.

@@ -1,0 +1,58 @@
+// Carries out a configuration: the training loop of `halfstep train`, made of Halfstep's public pieces. Knows
+// no Torch by itself.
+#pragma once
+
+#include <halfstep/config.h>
+#include <halfstep/run_config.h>
+#include <halfstep/run_watch.h>
+
+#include <atomic>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+
+namespace halfstep {
+
+/// What a run will take, from a few steps that were tried and thrown away.
+struct RunEstimate {
+  double seconds_a_step = 0.0;      ///< without evaluations, samples and checkpoints
+  double evaluation_seconds = 0.0;  ///< of one; 0 without
+  double total_seconds = 0.0;       ///< of all steps and evaluations that are left
+  int64_t peak_bytes = 0;           ///< of tensors; 0 unless Halfstep's CPU allocator is installed
+  int64_t checkpoint_bytes = 0;     ///< of one
+};
+
+/// One training run in one folder.
+///
+///     halfstep::install_cpu_allocator();
+///     halfstep::Trainer trainer(halfstep::resolve({.preset = "tiny"}), "runs/first");
+///     std::atomic<bool> stop = false;            // a signal handler may set it
+///     const halfstep::RunEnd end = trainer.run(watcher, stop);
+///
+/// The constructor reads the data and makes the model, and writes nothing but what it makes of text: token
+/// files in the folder. Every error of the configuration's words, the data or the model is thrown there.
+///
+/// `run` opens or resumes the folder (docs/training.md tells what is in it) and does all steps that are left.
+/// It saves at the end, when `stop` becomes true (after the step under way), and every checkpoint.every
+/// steps. A run that was stopped and goes on ends with the bits of one that was not.
+class HALFSTEP_API Trainer {
+ public:
+  Trainer(const ResolvedConfig& resolved, const std::filesystem::path& folder);
+  ~Trainer();
+  Trainer(Trainer&&) noexcept;
+  Trainer& operator=(Trainer&&) noexcept;
+
+  const RunPlan& plan() const;
+
+  /// Tries three steps and an evaluation. Moves the weights: for a trainer that is thrown away afterwards.
+  RunEstimate estimate();
+
+  /// Once. Throws what the disk refuses (FileError) and what does not fit a checkpoint (Error).
+  RunEnd run(RunWatcher& watcher, const std::atomic<bool>& stop);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace halfstep

@@ -1,0 +1,16 @@
+// What the program says to the shell. docs/training.md lists them.
+#pragma once
+
+namespace halfstep::cli {
+
+enum ExitCode : int {
+  kDone = 0,
+  kFailed = 1,    ///< anything that has no code of its own
+  kUsage = 2,     ///< the command line or the configuration is wrong
+  kFiles = 3,     ///< data or a checkpoint: missing, damaged, or the disk refuses
+  kDiverged = 4,  ///< too many steps in a row were skipped
+  kOutOfMemory = 5,
+  kSignalled = 128,  ///< plus the signal: interrupted, after saving
+};
+
+}  // namespace halfstep::cli

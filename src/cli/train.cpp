@@ -1,0 +1,180 @@
+// `halfstep train`: from a configuration to a trained model.
+#include <halfstep/error.h>
+#include <halfstep/trainer.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <ctime>
+#include <iomanip>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+#include "cli/exit_codes.h"
+#include "cli/human_numbers.h"
+#include "cli/stop_signals.h"
+#include "cli/train_screen.h"
+
+namespace halfstep::cli {
+namespace {
+
+using Path = std::filesystem::path;
+
+struct Request {
+  std::string preset, file, folder;
+  std::vector<std::string> set;
+  bool print_config = false, dry_run = false, json = false;
+};
+
+/// What is wrong with a configuration is wrong usage.
+ResolvedConfig configuration(const Request& request) {
+  try {
+    ConfigSources sources;
+    if (!request.preset.empty()) sources.preset = request.preset;
+    if (!request.file.empty()) sources.file = read_config_file(request.file);
+    sources.environment = config_environment();
+    sources.set = request.set;
+    if (!request.folder.empty()) sources.set.push_back("run.folder=" + request.folder);
+    ResolvedConfig resolved = resolve(sources);
+    check_paths(resolved);
+    return resolved;
+  } catch (const FileError&) {
+    throw;
+  } catch (const Error& error) {
+    throw ExitWith(kUsage, error.what());
+  }
+}
+
+/// runs/<what>-<date>-<time>, which no other run has.
+Path new_folder(const Request& request) {
+  const std::string name = !request.preset.empty() ? request.preset
+                           : !request.file.empty() ? Path(request.file).stem().string()
+                                                   : "run";
+  const std::time_t now = std::time(nullptr);
+  std::ostringstream stamp;
+  stamp << std::put_time(std::localtime(&now), "%Y%m%d-%H%M%S");
+  Path folder = Path("runs") / (name + "-" + stamp.str());
+  for (int next = 2; std::filesystem::exists(folder); ++next)
+    folder = Path("runs") / (name + "-" + stamp.str() + "-" + std::to_string(next));
+  return folder;
+}
+
+/// A folder of its own that is gone at the end: a dry run leaves nothing behind.
+class ScratchFolder {
+ public:
+  ScratchFolder() {
+    std::string name = (std::filesystem::temp_directory_path() / "halfstep-dry-run-XXXXXX").string();
+    if (mkdtemp(name.data()) == nullptr)
+      throw FileError("No folder can be made in " + std::filesystem::temp_directory_path().string(), errno);
+    path_ = name;
+  }
+  ~ScratchFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  ScratchFolder(const ScratchFolder&) = delete;
+  ScratchFolder& operator=(const ScratchFolder&) = delete;
+  const Path& path() const { return path_; }
+
+ private:
+  Path path_;
+};
+
+/// What is wrong with data or model is told by its own code, and before any step.
+Trainer open_trainer(const ResolvedConfig& resolved, const Path& folder) {
+  try {
+    return {resolved, folder};
+  } catch (const Error& error) {
+    throw ExitWith(kFiles, error.what());
+  }
+}
+
+void print_estimate(const Request& request, const RunPlan& plan, const RunEstimate& estimate) {
+  if (request.json) {
+    std::cout << nlohmann::ordered_json{{"model", plan.model},
+                                        {"parameters", plan.parameters},
+                                        {"precision", plan.precision},
+                                        {"data", plan.data},
+                                        {"steps", plan.steps},
+                                        {"seconds_a_step", estimate.seconds_a_step},
+                                        {"evaluation_seconds", estimate.evaluation_seconds},
+                                        {"total_seconds", estimate.total_seconds},
+                                        {"peak_bytes", estimate.peak_bytes},
+                                        {"checkpoint_bytes", estimate.checkpoint_bytes}}
+                     .dump(2)
+              << "\n";
+    return;
+  }
+  const auto megabytes = [](int64_t bytes) { return std::to_string(bytes / 1000000) + " MB"; };
+  std::cout << "model       " << plan.model << ", " << plan.parameters << " parameters\n"
+            << "precision   " << plan.precision << "\n"
+            << "data        " << plan.data << "\n"
+            << "memory      " << megabytes(estimate.peak_bytes) << " of tensors at the peak of a step\n"
+            << "checkpoint  " << megabytes(estimate.checkpoint_bytes) << " each\n"
+            << "time        " << duration_text(estimate.seconds_a_step) << " a step, "
+            << duration_text(estimate.total_seconds) << " for " << plan.steps << " steps on " << plan.threads
+            << " threads\n"
+            << "Nothing was written; the steps that were tried are thrown away.\n";
+}
+
+void dry_run(const Request& request, const ResolvedConfig& resolved) {
+  const ScratchFolder scratch;
+  Trainer trainer = open_trainer(resolved, scratch.path());
+  const RunEstimate estimate = trainer.estimate();
+  print_estimate(request, trainer.plan(), estimate);
+}
+
+void train(const Request& request, const ResolvedConfig& resolved) {
+  const Path folder = resolved.config.run.folder ? Path(*resolved.config.run.folder) : new_folder(request);
+  const StopSignals signals;  // before the data is read: from here on Ctrl-C loses nothing
+  Trainer trainer = open_trainer(resolved, folder);
+  std::ostream& out = request.json ? std::cout : std::cerr;
+  TrainScreen screen(out, screen_options(request.json ? STDOUT_FILENO : STDERR_FILENO, request.json));
+  RunEnd end;
+  try {
+    end = trainer.run(screen, signals.requested());
+  } catch (const Error& error) {
+    throw ExitWith(kFiles, error.what());
+  }
+  if (end.outcome == RunOutcome::Diverged) throw ExitWith(kDiverged, end.why);
+  if (end.outcome == RunOutcome::Interrupted) throw ExitWith(kSignalled + signals.signal(), "");
+}
+
+void run(const Request& request) {
+  const ResolvedConfig resolved = configuration(request);
+  if (request.print_config) {
+    std::cout << to_toml(resolved, /*with_origins=*/true);
+    return;
+  }
+  request.dry_run ? dry_run(request, resolved) : train(request, resolved);
+}
+
+}  // namespace
+
+void add_train(CLI::App& program) {
+  CLI::App* const command = program.add_subcommand("train", "Train or fine-tune a model");
+  auto request = std::make_shared<Request>();
+  command->add_option("--preset", request->preset, "Begin from a preset: see 'halfstep preset ls'")
+      ->type_name("NAME");
+  command->add_option("CONFIG", request->file, "A TOML file")->type_name("FILE");
+  command->add_option("--set", request->set, "A key of the configuration: optimizer.lr=3e-4; may be repeated")
+      ->type_name("KEY=VALUE")
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  command->add_option("--folder", request->folder, "Where logs and checkpoints go: run.folder")
+      ->type_name("DIR");
+  command->add_flag("--print-config", request->print_config,
+                    std::string("Show every value and where it came from, and stop"));
+  command->add_flag("--dry-run", request->dry_run,
+                    std::string("Check everything, say memory and time, write nothing"));
+  command->add_flag("--json", request->json, std::string("What happens as JSON, one object a line"));
+  command->footer(
+      "Ctrl-C or SIGTERM finishes the step, saves and stops; the same command with the same --folder goes "
+      "on.\n"
+      "Exit codes: 0 done, 2 usage, 3 data or checkpoint, 4 diverged, 5 out of memory, 130/143/138 stopped "
+      "after "
+      "saving.");
+  command->callback([request] { run(*request); });
+}
+
+}  // namespace halfstep::cli

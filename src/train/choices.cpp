@@ -1,0 +1,100 @@
+#include "train/choices.h"
+
+#include <halfstep/error.h>
+
+#include <array>
+#include <utility>
+
+namespace halfstep::train {
+namespace {
+
+template <typename Value, size_t count>
+using Words = std::array<std::pair<std::string_view, Value>, count>;
+
+constexpr Words<WeightStorage, 5> kWeights = {{{"split_master", WeightStorage::SplitMaster},
+                                               {"fp32_master", WeightStorage::Fp32Master},
+                                               {"fp32", WeightStorage::Fp32},
+                                               {"kahan", WeightStorage::Kahan},
+                                               {"stochastic", WeightStorage::Stochastic}}};
+constexpr Words<MomentStorage, 3> kMoments = {
+    {{"fp32", MomentStorage::Fp32}, {"bf16", MomentStorage::Bf16}, {"8bit", MomentStorage::Blockwise8}}};
+constexpr Words<OpRule, 5> kRules = {{{"low", OpRule::Low},
+                                      {"fp32", OpRule::Fp32},
+                                      {"promote", OpRule::Promote},
+                                      {"as_is", OpRule::AsIs},
+                                      {"engine", OpRule::Engine}}};
+
+/// resolve() lets no other word through.
+template <typename Value, size_t count>
+Value value_of(const Words<Value, count>& words, std::string_view word) {
+  for (const auto& [name, value] : words)
+    if (name == word) return value;
+  HALFSTEP_BUG("no such word in the configuration: ", word);
+}
+
+template <typename Value>
+void take(Value& field, const std::optional<Value>& given) {
+  if (given) field = *given;
+}
+
+LossScaling loss_scaling_of(const RunConfig::LossScale& given) {
+  LossScaling scaling;
+  take(scaling.initial, given.initial);
+  take(scaling.growth_factor, given.growth_factor);
+  take(scaling.backoff_factor, given.backoff_factor);
+  take(scaling.growth_interval, given.growth_interval);
+  take(scaling.hysteresis, given.hysteresis);
+  take(scaling.floor, given.floor);
+  take(scaling.cap, given.cap);
+  take(scaling.max_consecutive_skips, given.max_consecutive_skips);
+  return scaling;
+}
+
+}  // namespace
+
+Precision precision_of(const RunConfig& config) {
+  const RunConfig::Precision& given = config.precision;
+  if (given.compute == "fp32") return Precision::fp32();
+  if (given.compute == "tf32") return Precision::tf32();
+  Precision precision = given.compute == "bf16" ? Precision::bf16() : Precision::fp16();
+  if (given.weights) precision.weights = value_of(kWeights, *given.weights);
+  if (given.compute == "fp16") precision.loss_scaling = loss_scaling_of(given.loss_scale);
+  for (const auto& [op, rule] : given.ops) precision.ops.set(op, value_of(kRules, rule));
+  precision.check();
+  return precision;
+}
+
+Schedule schedule_of(const RunConfig& config) {
+  const RunConfig::Optimizer& given = config.optimizer;
+  const auto shape = schedule_shape(given.schedule);
+  if (!shape) HALFSTEP_BUG("no such schedule: ", given.schedule);
+  return {.shape = *shape,
+          .spans = {.warmup_steps = given.warmup_steps,
+                    .total_steps = config.train.steps,
+                    .decay_steps = given.decay_steps.value_or(0),
+                    .final_fraction = given.final_lr.value_or(0) / given.lr}};
+}
+
+AdamWOptions adamw_of(const RunConfig& config) {
+  const RunConfig::Optimizer& given = config.optimizer;
+  AdamWOptions options{.lr = given.lr, .schedule = schedule_of(config)};
+  take(options.beta1, given.beta1);
+  take(options.beta2, given.beta2);
+  take(options.eps, given.eps);
+  take(options.weight_decay, given.weight_decay);
+  options.moments = value_of(kMoments, config.precision.moments);
+  return options;
+}
+
+SgdOptions sgd_of(const RunConfig& config) {
+  const RunConfig::Optimizer& given = config.optimizer;
+  SgdOptions options{.lr = given.lr, .schedule = schedule_of(config)};
+  take(options.momentum, given.momentum);
+  take(options.dampening, given.dampening);
+  take(options.nesterov, given.nesterov);
+  take(options.weight_decay, given.weight_decay);
+  options.moments = value_of(kMoments, config.precision.moments);
+  return options;
+}
+
+}  // namespace halfstep::train

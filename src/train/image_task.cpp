@@ -1,0 +1,135 @@
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/argmax.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/eq.h>
+#include <ATen/ops/sum.h>
+#include <halfstep/checkpoint.h>
+#include <halfstep/data.h>
+#include <halfstep/error.h>
+#include <halfstep/models.h>
+#include <halfstep/tensor_file.h>
+
+#include "train/task.h"
+
+namespace halfstep::train {
+namespace {
+
+using Path = std::filesystem::path;
+
+constexpr const char* kDataPrefix = "data.";
+constexpr const char* kBufferPrefix = "buffers.";
+
+/// Compressed or not.
+at::Tensor read_part(const Path& folder, const std::string& name) {
+  const Path plain = folder / name;
+  return read_idx(std::filesystem::exists(plain) ? plain : Path(plain.string() + ".gz"));
+}
+
+struct Images {
+  at::Tensor images, labels;
+};
+
+Images read_images(const Path& folder, const std::string& part) {
+  return {read_part(folder, part + "-images-idx3-ubyte"), read_part(folder, part + "-labels-idx1-ubyte")};
+}
+
+class ImageTask final : public Task {
+ public:
+  explicit ImageTask(const RunConfig& config)
+      : config_(config),
+        training_(read_images(*config.data.images, "train")),
+        held_out_(read_images(*config.data.images, "t10k")),
+        options_(batch_options()),
+        model_(std::make_shared<ResNet18>(
+            ResNet18Options{.classes = training_.labels.max().item<int64_t>() + 1, .channels = 1},
+            static_cast<uint64_t>(config.train.seed))),
+        batches_(training_.images, training_.labels, options_) {}
+
+  torch::nn::Module& model() override { return *model_; }
+  std::string model_text() const override { return "resnet18"; }
+
+  std::string data_text() const override {
+    return detail::concat(with_commas(training_.images.size(0)), " images of ", training_.images.size(1),
+                          " x ", training_.images.size(2), " to train on, ",
+                          with_commas(held_out_.images.size(0)), " held out");
+  }
+
+  std::string unit() const override { return "images"; }
+  int64_t units_a_batch() const override { return config_.data.batch_size; }
+  std::optional<double> flops_a_batch() const override { return std::nullopt; }
+
+  void take_batch() override { batch_ = batches_.next(); }
+  at::Tensor loss() override { return at::cross_entropy_loss(model_->forward(batch_.images), batch_.labels); }
+
+  Score evaluate(const MixedPrecision& precision) override {
+    const Evaluation evaluation(*model_);
+    ImageBatchOptions in_order = options_;
+    in_order.shuffle = false;
+    ImageBatches held(held_out_.images, held_out_.labels, in_order);
+    Score score;
+    int64_t right = 0;
+    for (int64_t batches = 0; score.count < held.count(); ++batches) {
+      if (config_.train.evaluate_batches > 0 && batches == config_.train.evaluate_batches) break;
+      const ImageBatch batch = held.next();
+      const at::Tensor logits = precision.forward([&] { return model_->forward(batch.images); });
+      score.loss +=
+          at::cross_entropy_loss(logits.to(at::kFloat), batch.labels, {}, at::Reduction::Sum).item<double>();
+      right += logits.argmax(1).eq(batch.labels).sum().item<int64_t>();
+      score.count += batch.labels.size(0);
+    }
+    score.loss /= static_cast<double>(score.count);
+    score.accuracy = static_cast<double>(right) / static_cast<double>(score.count);
+    return score;
+  }
+
+  std::optional<Sample> sample(const MixedPrecision&, uint64_t) override { return std::nullopt; }
+
+  StateDict state_dict() const override {
+    StateDict state;
+    for (const auto& [name, value] : batches_.state_dict()) state.set(kDataPrefix + name, value);
+    for (const auto& item : model_->named_buffers())
+      state.set(kBufferPrefix + item.key(), item.value().clone());
+    return state;
+  }
+
+  void load_state_dict(const StateDict& saved) override {
+    expect_like("Images and running means", saved, state_dict());
+    StateDict data;
+    for (const auto& [name, value] : saved)
+      if (name.starts_with(kDataPrefix)) data.set(name.substr(std::string_view(kDataPrefix).size()), value);
+    batches_.load_state_dict(data);
+    const at::NoGradGuard no_grad;
+    for (auto& item : model_->named_buffers()) item.value().copy_(saved.tensor(kBufferPrefix + item.key()));
+  }
+
+  void write_model(const Path& folder) const override {
+    std::filesystem::create_directories(folder);
+    NamedTensors tensors;
+    for (const auto& [name, value] : module_state(*model_))
+      tensors.emplace_back(name, std::get<at::Tensor>(value));
+    write_tensors(folder / "model.safetensors", tensors);
+  }
+
+ private:
+  /// Pixels with the training images' mean 0 and deviation 1.
+  ImageBatchOptions batch_options() const {
+    const at::Tensor pixels = training_.images.to(at::kFloat) / 255;
+    return {.batch_size = config_.data.batch_size,
+            .mean = pixels.mean().item<double>(),
+            .deviation = pixels.std().item<double>(),
+            .seed = static_cast<uint64_t>(config_.data.seed)};
+  }
+
+  RunConfig config_;
+  Images training_, held_out_;
+  ImageBatchOptions options_;
+  std::shared_ptr<ResNet18> model_;
+  ImageBatches batches_;
+  ImageBatch batch_;
+};
+
+}  // namespace
+
+std::unique_ptr<Task> image_task(const RunConfig& config) { return std::make_unique<ImageTask>(config); }
+
+}  // namespace halfstep::train

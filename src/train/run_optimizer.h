@@ -1,0 +1,26 @@
+// The optimizer that a configuration names.
+#pragma once
+
+#include <halfstep/optim.h>
+#include <halfstep/run_config.h>
+
+#include <variant>
+
+namespace halfstep::train {
+
+/// AdamW or SGD over two groups: weight decay is for matrices; biases and the weights of norms have none.
+class RunOptimizer {
+ public:
+  RunOptimizer(const std::vector<Param>& params, const RunConfig& config);
+
+  [[nodiscard]] StepReport step(const GradMultiplier& multiplier);
+  void zero_grad();
+  double next_lr() const;  ///< of the next step
+  StateDict state_dict() const;
+  void load_state_dict(const StateDict& saved);
+
+ private:
+  std::variant<AdamW, SGD> optimizer_;
+};
+
+}  // namespace halfstep::train

@@ -1,0 +1,220 @@
+#include <ATen/core/grad_mode.h>
+#include <halfstep/data.h>
+#include <halfstep/error.h>
+#include <halfstep/models.h>
+#include <halfstep/tokenizer.h>
+
+#include <algorithm>
+
+#include "train/task.h"
+#include "train/token_sources.h"
+
+namespace halfstep::train {
+namespace {
+
+using Path = std::filesystem::path;
+
+struct Sizes {
+  int64_t layers, width, context;
+};
+
+Path tokenizer_file(const std::string& name) {
+  return std::filesystem::is_directory(name) ? Path(name) / "tokenizer.json" : Path(name);
+}
+
+/// The file of the tokenizer; nothing for bytes.
+std::optional<Path> tokenizer_path(const RunConfig& config) {
+  if (config.data.tokenizer)
+    return *config.data.tokenizer == "bytes" ? std::nullopt
+                                             : std::optional(tokenizer_file(*config.data.tokenizer));
+  if (config.model.from && std::filesystem::exists(tokenizer_file(*config.model.from)))
+    return tokenizer_file(*config.model.from);
+  return std::nullopt;
+}
+
+std::shared_ptr<CausalLM> make_model(const RunConfig& config, int64_t tokenizer_size) {
+  const RunConfig::Model& given = config.model;
+  if (given.from) return load_pretrained(*given.from);
+  const auto seed = static_cast<uint64_t>(config.train.seed);
+  const int64_t vocabulary = given.vocabulary.value_or(tokenizer_size);
+  const int64_t context = given.context.value_or(config.data.sequence_length);
+  const double dropout = given.dropout.value_or(0);
+  if (given.kind == "gpt2") {
+    return std::make_shared<Gpt2>(Gpt2Config{.vocab_size = vocabulary,
+                                             .n_positions = context,
+                                             .n_embd = *given.width,
+                                             .n_layer = *given.layers,
+                                             .n_head = *given.heads,
+                                             .n_inner = given.ffn_width,
+                                             .resid_pdrop = dropout,
+                                             .embd_pdrop = dropout,
+                                             .attn_pdrop = dropout},
+                                  seed);
+  }
+  return std::make_shared<Llama>(
+      LlamaConfig{.vocab_size = vocabulary,
+                  .hidden_size = *given.width,
+                  .intermediate_size = given.ffn_width.value_or((*given.width * 8 / 3 + 63) / 64 * 64),
+                  .num_hidden_layers = *given.layers,
+                  .num_attention_heads = *given.heads,
+                  .num_key_value_heads = given.kv_heads,
+                  .max_position_embeddings = context,
+                  .attention_dropout = dropout},
+      seed);
+}
+
+Sizes sizes_of(const CausalLM& model) {
+  if (const auto* gpt2 = dynamic_cast<const Gpt2*>(&model))
+    return {gpt2->config().n_layer, gpt2->config().n_embd, gpt2->config().n_positions};
+  const LlamaConfig& config = dynamic_cast<const Llama&>(model).config();
+  return {config.num_hidden_layers, config.hidden_size, config.max_position_embeddings};
+}
+
+std::vector<TokenFile> open_all(const std::vector<Path>& paths, int64_t vocabulary) {
+  std::vector<TokenFile> files;
+  for (const Path& path : paths) files.emplace_back(path, TokenFileOptions{.vocabulary_size = vocabulary});
+  return files;
+}
+
+int64_t total_size(const std::vector<TokenFile>& files) {
+  int64_t tokens = 0;
+  for (const TokenFile& file : files) tokens += file.size();
+  return tokens;
+}
+
+class TextTask final : public Task {
+ public:
+  TextTask(const RunConfig& config, const Path& tokens_folder)
+      : config_(config),
+        tokenizer_path_(tokenizer_path(config)),
+        tokenizer_(tokenizer_path_ ? Tokenizer::from_file(*tokenizer_path_) : Tokenizer::bytes()),
+        model_(make_model(config, tokenizer_.vocabulary_size())),
+        sources_(prepare_tokens(config.data, tokenizer_, tokens_folder)) {
+    HALFSTEP_CHECK(tokenizer_.vocabulary_size() <= model_->vocabulary(), "The tokenizer has ",
+                   tokenizer_.vocabulary_size(), " tokens and the model knows ", model_->vocabulary(),
+                   ". Raise model.vocabulary, or take the model's own tokenizer.");
+    HALFSTEP_CHECK(config.data.sequence_length <= sizes_of(*model_).context, "data.sequence_length is ",
+                   config.data.sequence_length, ", and the model was made for ", sizes_of(*model_).context,
+                   " tokens. Shorten it.");
+    HALFSTEP_CHECK(
+        config.train.sample_every == 0 || !config.train.sample_prompt.empty(),
+        "train.sample_prompt is empty, and a sample goes on from at least one token. Write \"The \".");
+    model_->recompute_blocks = config.train.recompute_blocks;
+    std::vector<TokenFile> files = open_all(sources_.train, model_->vocabulary());
+    training_tokens_ = total_size(files);
+    batches_.emplace(std::move(files), batch_options(/*shuffle=*/true));
+    // Opened at once, so that what is wrong with it is told before the training and not in the middle of it.
+    if (!sources_.validation.empty()) {
+      std::vector<TokenFile> held = open_all(sources_.validation, model_->vocabulary());
+      held_out_tokens_ = total_size(held);
+      const TokenBatches probe(std::move(held), batch_options(/*shuffle=*/false));
+    }
+  }
+
+  torch::nn::Module& model() override { return *model_; }
+
+  std::string model_text() const override {
+    const Sizes sizes = sizes_of(*model_);
+    const bool gpt2 = dynamic_cast<const Gpt2*>(model_.get()) != nullptr;
+    return detail::concat(config_.model.from ? *config_.model.from + ", " : "", gpt2 ? "gpt2" : "llama", ": ",
+                          sizes.layers, " blocks of width ", sizes.width);
+  }
+
+  std::string data_text() const override {
+    return detail::concat(with_commas(training_tokens_), " tokens to train on, ",
+                          held_out_tokens_ ? with_commas(held_out_tokens_) : "none",
+                          " held out, sequences of ", config_.data.sequence_length);
+  }
+
+  std::string unit() const override { return "tokens"; }
+  int64_t units_a_batch() const override { return config_.data.batch_size * config_.data.sequence_length; }
+
+  /// Two operations for each weight of a matrix product in forward and four in backward; attention over half
+  /// of the sequence on average.
+  std::optional<double> flops_a_batch() const override {
+    const Sizes sizes = sizes_of(*model_);
+    double weights = 0;
+    for (const auto& item : model_->named_parameters()) {
+      const bool looked_up = item.key().ends_with("wpe.weight") ||
+                             (has_free_head() && (item.key().ends_with("embed_tokens.weight") ||
+                                                  item.key().ends_with("wte.weight")));
+      if (item.value().dim() >= 2 && !looked_up) weights += static_cast<double>(item.value().numel());
+    }
+    const double attention =
+        static_cast<double>(sizes.layers * sizes.width) * static_cast<double>(config_.data.sequence_length);
+    return 6 * (weights + attention) * static_cast<double>(units_a_batch());
+  }
+
+  void take_batch() override { batch_ = batches_->next(); }
+  at::Tensor loss() override { return model_->loss(batch_.inputs, batch_.targets); }
+
+  Score evaluate(const MixedPrecision& precision) override {
+    const Evaluation evaluation(*model_);
+    TokenBatches held(open_all(sources_.validation, model_->vocabulary()), batch_options(/*shuffle=*/false));
+    Score score;
+    for (int64_t batches = 0; held.sequences_taken() < held.windows(); ++batches) {
+      if (config_.train.evaluate_batches > 0 && batches == config_.train.evaluate_batches) break;
+      const TokenBatch batch = held.next();
+      const at::Tensor loss = precision.forward([&] { return model_->loss(batch.inputs, batch.targets); });
+      score.loss += loss.item<double>() * static_cast<double>(batch.inputs.numel());
+      score.count += batch.inputs.numel();
+    }
+    score.loss /= static_cast<double>(score.count);
+    return score;
+  }
+
+  std::optional<Sample> sample(const MixedPrecision& precision, uint64_t seed) override {
+    const std::vector<int32_t> encoded = tokenizer_.encode(config_.train.sample_prompt);
+    const std::vector<int64_t> prompt(encoded.begin(), encoded.end());
+    const GenerateOptions options{
+        .tokens = config_.train.sample_tokens, .context = sizes_of(*model_).context, .seed = seed};
+    const std::vector<int64_t> written =
+        precision.forward([&] { return generate(*model_, prompt, options); });
+    // A model may have more ids than its tokenizer: rows that were added for a round number.
+    std::vector<int32_t> ids;
+    for (const int64_t id : written)
+      if (id < tokenizer_.vocabulary_size()) ids.push_back(static_cast<int32_t>(id));
+    return Sample{config_.train.sample_prompt, tokenizer_.decode(ids)};
+  }
+
+  StateDict state_dict() const override { return batches_->state_dict(); }
+  void load_state_dict(const StateDict& saved) override { batches_->load_state_dict(saved); }
+
+  void write_model(const Path& folder) const override {
+    save_pretrained(*model_, folder);
+    if (tokenizer_path_)
+      std::filesystem::copy_file(*tokenizer_path_, folder / "tokenizer.json",
+                                 std::filesystem::copy_options::overwrite_existing);
+  }
+
+ private:
+  TokenBatchOptions batch_options(bool shuffle) const {
+    return {.batch_size = config_.data.batch_size,
+            .sequence_length = config_.data.sequence_length,
+            .seed = static_cast<uint64_t>(config_.data.seed),
+            .shuffle = shuffle};
+  }
+
+  bool has_free_head() const {
+    if (const auto* gpt2 = dynamic_cast<const Gpt2*>(model_.get()))
+      return !gpt2->config().tie_word_embeddings;
+    return !dynamic_cast<const Llama&>(*model_).config().tie_word_embeddings;
+  }
+
+  RunConfig config_;
+  std::optional<Path> tokenizer_path_;
+  Tokenizer tokenizer_;
+  std::shared_ptr<CausalLM> model_;
+  TokenSources sources_;
+  std::optional<TokenBatches> batches_;
+  int64_t training_tokens_ = 0, held_out_tokens_ = 0;
+  TokenBatch batch_;
+};
+
+}  // namespace
+
+std::unique_ptr<Task> text_task(const RunConfig& config, const Path& tokens_folder) {
+  return std::make_unique<TextTask>(config, tokens_folder);
+}
+
+}  // namespace halfstep::train

@@ -1,0 +1,144 @@
+#include "train/training.h"
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <halfstep/memory.h>
+
+#include "train/choices.h"
+#include "train/machine_rate.h"
+#include "train/phase_clock.h"
+
+namespace halfstep::train {
+namespace {
+
+std::unique_ptr<Task> make_task(const RunConfig& config, const std::filesystem::path& tokens_folder) {
+  if (config.train.threads) at::set_num_threads(static_cast<int>(*config.train.threads));
+  at::manual_seed(static_cast<uint64_t>(config.train.seed));  // dropout
+  const MemoryClassScope memory(MemoryClass::Working);
+  return config.model.kind == "resnet18" ? image_task(config) : text_task(config, tokens_folder);
+}
+
+MixedPrecision make_precision(const RunConfig& config, torch::nn::Module& model) {
+  const auto accumulation = config.train.accumulation > 1 ? Accumulation::Fp32 : Accumulation::None;
+  // Emulated precisions are what a rehearsal on a CPU is for; the plan says that they are no faster.
+  return {precision_of(config), model, {.autocast = {.allow_emulated = true}, .accumulation = accumulation}};
+}
+
+std::optional<MemoryRecord> memory_of_step() {
+  if (!cpu_allocator_installed()) return std::nullopt;
+  const MemoryReport report = memory_report();
+  MemoryRecord record{.live_bytes = static_cast<int64_t>(report.live.total),
+                      .peak_bytes = static_cast<int64_t>(report.at_peak.total)};
+  for (size_t i = 0; i < kMemoryClassCount; ++i) {
+    const auto which = static_cast<MemoryClass>(i);
+    record.classes.push_back({name_of(which), static_cast<int64_t>(report.live[which]),
+                              static_cast<int64_t>(report.class_peaks[which])});
+  }
+  return record;
+}
+
+}  // namespace
+
+Training::Training(const RunConfig& config, const std::filesystem::path& tokens_folder)
+    : config_(config),
+      task_(make_task(config, tokens_folder)),
+      precision_(make_precision(config, task_->model())),
+      optimizer_(precision_.params(), config) {
+  const auto flops = task_->flops_a_batch();
+  if (!flops) return;
+  flops_a_step_ = *flops * static_cast<double>(config.train.accumulation);
+  machine_flops_ = product_rate(precision_.precision().compute);
+}
+
+int64_t Training::parameters() const {
+  int64_t count = 0;
+  for (const Param& param : precision_.params()) count += param.working.numel();
+  return count;
+}
+
+StepRecord Training::step(int64_t number, EventFile* histograms) {
+  const auto batches = static_cast<double>(config_.train.accumulation);
+  StepRecord record{.step = number,
+                    .lr = optimizer_.next_lr(),
+                    .tokens = task_->units_a_batch() * config_.train.accumulation};
+  reset_memory_peak();
+  PhaseClock clock;
+  for (int64_t batch = 0; batch < config_.train.accumulation; ++batch) {
+    task_->take_batch();
+    clock.lap(record.phases.data);
+    const at::Tensor loss = precision_.forward([&] { return task_->loss(); });
+    record.loss += loss.item<double>() / batches;
+    clock.lap(record.phases.forward);
+    precision_.backward(batches > 1 ? loss / batches : loss);
+    clock.lap(record.phases.backward);
+  }
+  grads_ = precision_.inspect_grads();
+  clock.lap(record.phases.inspect);
+  const auto& clip_norm = config_.optimizer.clip_norm;
+  const StepReport report = optimizer_.step(clip_norm ? grads_.clipped_to(*clip_norm) : grads_.unclipped());
+  clock.lap(record.phases.step);
+  if (histograms != nullptr) write_histograms(*histograms, number);
+  optimizer_.zero_grad();
+
+  record.grad_norm = report.grad_norm;
+  if (precision_.precision().loss_scaling) record.loss_scale = report.loss_scale;
+  record.skipped = !report.stepped();
+  if (record.skipped) {
+    record.why = report.sentence();
+    record.parameter = report.parameter;
+  } else {
+    record.stalled_share = report.stall().lost_fraction();
+  }
+  record.memory = memory_of_step();
+  clock.lap(record.phases.other);
+  record.tokens_per_second = static_cast<double>(record.tokens) / clock.seconds();
+  if (flops_a_step_) record.share_of_peak = *flops_a_step_ / clock.seconds() / machine_flops_;
+  return record;
+}
+
+EvaluationRecord Training::evaluate(int64_t step) {
+  PhaseClock clock;
+  const Score score = task_->evaluate(precision_);
+  return {.step = step,
+          .loss = score.loss,
+          .accuracy = score.accuracy,
+          .tokens = score.count,
+          .duration_seconds = clock.seconds()};
+}
+
+std::optional<SampleRecord> Training::sample(int64_t step) {
+  // The same draws at every step, so that two samples differ by what was learnt between them.
+  const auto sample = task_->sample(precision_, static_cast<uint64_t>(config_.train.seed));
+  if (!sample) return std::nullopt;
+  return SampleRecord{.step = step, .prompt = sample->prompt, .text = sample->text};
+}
+
+void Training::write_histograms(EventFile& events, int64_t step) const {
+  const at::NoGradGuard no_grad;
+  const auto write = [&](const std::string& tag, const at::Tensor& tensor) {
+    const at::Tensor values = tensor.to(at::kFloat).contiguous();
+    events.histogram(tag, {values.const_data_ptr<float>(), static_cast<size_t>(values.numel())}, step);
+  };
+  for (const Param& param : precision_.params()) {
+    write("weights/" + param.name, param.working);
+    if (param.working.grad().defined()) write("gradients/" + param.name, param.working.grad());
+  }
+}
+
+Checkpoint Training::checkpoint(int64_t step) const {
+  return {.step = step,
+          .parts = {{"precision", precision_.state_dict()},
+                    {"optimizer", optimizer_.state_dict()},
+                    {"random", random_state()},
+                    {"task", task_->state_dict()}}};
+}
+
+void Training::restore(const Checkpoint& checkpoint) {
+  precision_.load_state_dict(checkpoint.part("precision"));
+  optimizer_.load_state_dict(checkpoint.part("optimizer"));
+  load_random_state(checkpoint.part("random"));
+  task_->load_state_dict(checkpoint.part("task"));
+}
+
+}  // namespace halfstep::train
