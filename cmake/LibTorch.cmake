@@ -24,6 +24,7 @@ elseif(NOT Torch_VERSION MATCHES "^2\\.13\\.")  # LibTorch's package also answer
   message(FATAL_ERROR
     "Halfstep needs LibTorch 2.13 and found ${Torch_VERSION} in ${Torch_DIR}. ${torch_advice}")
 endif()
+string(REGEX MATCH "^[0-9]+\\.[0-9]+" torch_minor_version ${Torch_VERSION})
 message(STATUS "LibTorch ${Torch_VERSION} at ${TORCH_INSTALL_PREFIX}")
 
 # The Python whose torch and ml_dtypes the tests ask: the one that tools/setup made, unless told otherwise.
