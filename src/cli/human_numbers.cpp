@@ -77,7 +77,8 @@ std::string loss_scale_text(double loss_scale) {
 std::string grouped_text(int64_t value) {
   std::string text = std::to_string(value);
   const size_t first = value < 0 ? 2 : 1;
-  for (size_t end = text.size(); end > first + 2; end -= 3) text.insert(text.begin() + static_cast<std::ptrdiff_t>(end - 3), ',');
+  for (size_t end = text.size(); end > first + 2; end -= 3)
+    text.insert(text.begin() + static_cast<std::ptrdiff_t>(end - 3), ',');
   return text;
 }
 
@@ -92,6 +93,11 @@ std::string duration_text(double seconds) {
   if (whole >= kHour) return two(whole / kHour, 'h', whole % kHour / kMinute, 'm');
   if (whole >= kMinute) return two(whole / kMinute, 'm', whole % kMinute, 's');
   return std::to_string(whole) + "s";
+}
+
+std::string fine_duration_text(double seconds) {
+  if (!std::isfinite(seconds) || seconds >= 9.995) return duration_text(seconds);
+  return seconds < 0.9995 ? three_digits(1000 * seconds) + "ms" : three_digits(seconds) + "s";
 }
 
 }  // namespace halfstep::cli

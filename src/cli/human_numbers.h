@@ -30,4 +30,7 @@ std::string grouped_text(int64_t value);
 /// In whole seconds at the finest: "12s", "3m05s", "1h02m", "2d03h".
 std::string duration_text(double seconds);
 
+/// What took that long, however short: "45.0ms", "3.20s", "3m05s".
+std::string fine_duration_text(double seconds);
+
 }  // namespace halfstep::cli

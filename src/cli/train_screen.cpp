@@ -34,10 +34,6 @@ bool is_set(const char* name) {
   return value != nullptr && *value != '\0';
 }
 
-std::string seconds_text(double seconds) {
-  return seconds < 9.95 ? short_text(seconds) + "s" : duration_text(seconds);
-}
-
 std::string_view colour_of(RunOutcome outcome) {
   switch (outcome) {
     case RunOutcome::Done:
@@ -207,7 +203,7 @@ void TrainScreen::evaluation(const EvaluationRecord& record) {
   if (record.accuracy)
     text << ", " << std::fixed << std::setprecision(2) << 100 * *record.accuracy << "% right";
   text << ", " << si_text(static_cast<double>(record.tokens)) << " " << plan_.unit << " in "
-       << seconds_text(record.duration_seconds);
+       << fine_duration_text(record.duration_seconds);
   evaluation_loss_ = record.loss;
   line(text.str(), kBold);
 }
@@ -238,7 +234,7 @@ void TrainScreen::end(const RunEnd& end) {
   if (drawn_ || (latest_ && shown_step_ != latest_->step)) show_latest();
   if (std::exchange(drawn_, false)) write("\n");
   std::string text = std::string(to_string(end.outcome)) + " after step " + grouped_text(end.step) + ", " +
-                     seconds_text(seconds_);
+                     fine_duration_text(seconds_);
   if (!end.why.empty()) text += ": " + end.why;
   line(text, colour_of(end.outcome));
 }

@@ -53,6 +53,14 @@ TEST(HumanNumbers, DurationsNameTheirTwoLargestUnits) {
   EXPECT_EQ(duration_text(2 * 86400 + 3 * 3600 + 59), "2d03h");
 }
 
+TEST(HumanNumbers, ShortTimesHaveThreeDigits) {
+  EXPECT_EQ(fine_duration_text(0.045), "45.0ms");
+  EXPECT_EQ(fine_duration_text(0.9996), "1.00s");
+  EXPECT_EQ(fine_duration_text(3.2), "3.20s");
+  EXPECT_EQ(fine_duration_text(9.999), "10s");
+  EXPECT_EQ(fine_duration_text(185), "3m05s");
+}
+
 TEST(HumanNumbers, WholeNumbersAreGroupedByThousands) {
   EXPECT_EQ(grouped_text(0), "0");
   EXPECT_EQ(grouped_text(999), "999");
@@ -72,8 +80,8 @@ TEST(HumanNumbers, SharesAndScalesAreShort) {
 }
 
 TEST(HumanNumbers, WhatIsNotFiniteSaysSo) {
-  for (const auto text :
-       {loss_text, lr_text, short_text, si_text, percent_text, loss_scale_text, duration_text}) {
+  for (const auto text : {loss_text, lr_text, short_text, si_text, percent_text, loss_scale_text,
+                          duration_text, fine_duration_text}) {
     EXPECT_EQ(text(kNaN), "NaN");
     EXPECT_EQ(text(kInf), "Inf");
     EXPECT_EQ(text(-kInf), "-Inf");
