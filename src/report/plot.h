@@ -1,0 +1,52 @@
+// Plots as inline SVG. The curves stretch with the page; the labels beside them are HTML, so that type has the
+// same size on a telephone as on a wide screen.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "report/axis.h"
+#include "report/thin.h"
+
+namespace halfstep::report {
+
+/// Curves are drawn in so many columns; the widest plot of the page has about two pixels for each.
+inline constexpr int64_t kMostColumns = 600;
+
+enum class Drawn {
+  Line,
+  Faint,  ///< a line behind another that says more
+  Dots,
+  Area,   ///< on top of the areas before it; the mean of each column
+};
+
+struct Series {
+  std::string name;
+  int colour = 1;  ///< 1 to 8: see page_style.cpp
+  Drawn drawn = Drawn::Line;
+  std::vector<Point> points{};
+};
+
+/// Steps that stand out, at the lower edge of the plot.
+struct Marks {
+  std::string name;  ///< "skipped"
+  std::vector<int64_t> steps{};
+};
+
+struct Plot {
+  std::string title;
+  std::string unit{};
+  AxisKind kind = AxisKind::Linear;
+  bool from_zero = false;
+  bool wide = false;
+  int64_t first_step = 0, last_step = 0;
+  std::vector<Series> series{};
+  Marks marks{};
+  std::vector<int64_t> resumed_after{};  ///< upright lines
+  std::string caption{};                 ///< HTML below the plot
+};
+
+/// The figure; a sentence in its place if no value can be drawn.
+std::string plot_html(const Plot& plot);
+
+}  // namespace halfstep::report

@@ -1,0 +1,192 @@
+#include "report/run_tables.h"
+
+#include <algorithm>
+#include <cmath>
+#include <ctime>
+#include <map>
+#include <span>
+
+#include "report/html.h"
+#include "report/numbers.h"
+
+namespace halfstep::report {
+namespace {
+
+constexpr int64_t kMostSkipped = 200, kMostEvaluations = 40, kMostSamples = 12, kMostNotes = 100, kMostSittings = 50;
+constexpr size_t kMostSampleBytes = 4000, kMostTextBytes = 64000;
+
+using Rows = std::vector<std::vector<Cell>>;
+
+Cell step_cell(int64_t step) { return {.html = with_commas(step), .number = true}; }
+
+std::string section(const std::string& heading, const std::string& body) {
+  return "<section><h2>" + heading + "</h2>\n" + body + "</section>\n";
+}
+
+/// A sentence if some are left out.
+std::string left_out(int64_t shown, int64_t all, const std::string& which) {
+  if (shown >= all) return "";
+  return "<p class=\"note\">The " + which + " " + with_commas(shown) + " of " + with_commas(all) +
+         "; log.jsonl has all.</p>\n";
+}
+
+/// A stranger's text of bounded length, cut between characters, with what was cut counted.
+std::string bounded(const std::string& text, size_t most) {
+  if (text.size() <= most) return escaped(text);
+  size_t end = most;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;  // 10xxxxxx continues one
+  return escaped(std::string_view(text).substr(0, end)) + " <span class=\"quiet\">… (" +
+         with_commas(static_cast<int64_t>(text.size() - end)) + " bytes more)</span>";
+}
+
+template <typename Record>
+std::span<const Record> last_of(const std::vector<Record>& records, int64_t most) {
+  return std::span(records).last(static_cast<size_t>(std::min<int64_t>(most, std::ssize(records))));
+}
+
+std::string date_of(double unix_time) {
+  const auto whole = static_cast<std::time_t>(unix_time);
+  std::tm parts{};
+  char text[40];
+  if (!(std::abs(unix_time) < 1e11) || ::gmtime_r(&whole, &parts) == nullptr) return "unknown";
+  return {text, std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S UTC", &parts)};
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  size_t begin = 0;
+  for (size_t end = text.find('\n'); begin < text.size(); end = text.find('\n', begin)) {
+    lines.push_back(text.substr(begin, end - begin));
+    if (end == std::string::npos) break;
+    begin = end + 1;
+  }
+  return lines;
+}
+
+/// Lines that only one of two configurations has.
+std::string changed_lines(const std::string& before, const std::string& after) {
+  const auto old_lines = lines_of(before), new_lines = lines_of(after);
+  std::string text;
+  const auto list = [&](const auto& from, const auto& other, const char* sign) {
+    for (const std::string& line : from)
+      if (std::ranges::find(other, line) == other.end()) text += sign + line + "\n";
+  };
+  list(old_lines, new_lines, "- ");
+  list(new_lines, old_lines, "+ ");
+  return text;
+}
+
+}  // namespace
+
+std::string skipped_section(const RunHistory& run) {
+  std::vector<const StepRecord*> skipped;
+  std::map<std::string, int64_t> by_parameter;
+  for (const StepRecord& record : run.steps) {
+    if (!record.skipped) continue;
+    skipped.push_back(&record);
+    ++by_parameter[record.parameter];
+  }
+  if (skipped.empty()) return "";
+  const auto most = std::ranges::max_element(by_parameter, {}, [](const auto& entry) { return entry.second; });
+  std::string body = "<p>The optimizer did not step, and the weights stayed as they were. ";
+  if (skipped.size() > 1 && !most->first.empty())
+    body += "Most often the first gradient that was not finite was that of <code>" + escaped(most->first) + "</code>: " +
+            with_commas(most->second) + " of " + with_commas(std::ssize(skipped)) + ". ";
+  body += "</p>\n";
+  Rows rows;
+  const auto shown = std::min<int64_t>(kMostSkipped, std::ssize(skipped));
+  for (const StepRecord* record : std::span(skipped).first(static_cast<size_t>(shown)))
+    rows.push_back({step_cell(record->step),
+                    {.html = record->loss_scale ? short_digits(*record->loss_scale, 6) : "", .number = true},
+                    {.html = digits(record->loss), .number = true},
+                    {.html = "<code>" + bounded(record->parameter, 200) + "</code>"},
+                    {.html = bounded(record->why, 400)}});
+  body += table({"step", "loss scale", "loss", "parameter", "why"}, rows) +
+          left_out(shown, std::ssize(skipped), "first");
+  return section("Skipped steps", body);
+}
+
+std::string evaluation_section(const RunHistory& run) {
+  if (run.evaluations.empty()) return "";
+  Rows rows;
+  const bool classified = std::ranges::any_of(run.evaluations, [](const auto& e) { return e.accuracy.has_value(); });
+  for (const EvaluationRecord& record : last_of(run.evaluations, kMostEvaluations)) {
+    rows.push_back({step_cell(record.step), {.html = digits(record.loss), .number = true}});
+    if (classified) rows.back().push_back({.html = record.accuracy ? percent(*record.accuracy) : "", .number = true});
+    rows.back().push_back({.html = with_commas(record.tokens), .number = true});
+    rows.back().push_back({.html = duration(record.duration_seconds), .number = true});
+  }
+  std::vector<std::string> headings = {"after step", "loss"};
+  if (classified) headings.emplace_back("right");
+  headings.push_back(escaped(run.sittings.back().header.unit));
+  headings.emplace_back("time");
+  return section("Evaluations", table(headings, rows) +
+                                    left_out(std::ssize(rows), std::ssize(run.evaluations), "last"));
+}
+
+std::string sample_section(const RunHistory& run) {
+  if (run.samples.empty()) return "";
+  std::string body;
+  const auto shown = last_of(run.samples, kMostSamples);
+  for (size_t i = shown.size(); i-- > 0;)  // the best of them, one hopes, first
+    body += "<div class=\"panel sample\"><h3>After step " + with_commas(shown[i].step) + "</h3><pre><b>" +
+            bounded(shown[i].prompt, kMostSampleBytes) + "</b>" + bounded(shown[i].text, kMostSampleBytes) +
+            "</pre></div>\n";
+  return section("Samples", "<p class=\"quiet\">What the model was given is set off; the rest it wrote.</p>\n" + body +
+                                left_out(std::ssize(shown), std::ssize(run.samples), "last"));
+}
+
+std::string note_section(const RunHistory& run) {
+  if (run.notes.empty()) return "";
+  Rows rows;
+  for (const RunHistory::Note& note : last_of(run.notes, kMostNotes))
+    rows.push_back({step_cell(note.step), {.html = duration(note.seconds), .number = true}, {.html = bounded(note.text, 2000)}});
+  return section("Notes", table({"after step", "time", ""}, rows) +
+                              left_out(std::ssize(rows), std::ssize(run.notes), "last"));
+}
+
+std::string sitting_section(const RunHistory& run) {
+  Rows rows;
+  for (const auto& sitting : last_of(run.sittings, kMostSittings)) {
+    std::string end = "no last word";
+    if (sitting.end)
+      end = escaped(sitting.end->outcome) + (sitting.end->why.empty() ? "" : ": " + bounded(sitting.end->why, 400));
+    rows.push_back({step_cell(sitting.after_step),
+                    {.html = date_of(sitting.unix_time)},
+                    {.html = escaped(sitting.halfstep)},
+                    {.html = end}});
+  }
+  std::string body = table({"after step", "began", "Halfstep", "ended"}, rows) +
+                     left_out(std::ssize(rows), std::ssize(run.sittings), "last");
+  for (size_t i = 1; i < run.sittings.size(); ++i) {
+    const std::string changed =
+        changed_lines(run.sittings[i - 1].header.configuration, run.sittings[i].header.configuration);
+    if (!changed.empty())
+      body += "<p>The configuration changed after step " + with_commas(run.sittings[i].after_step) + ":</p><pre>" +
+              bounded(changed, 4000) + "</pre>\n";
+  }
+  return section(run.sittings.size() == 1 ? "Run" : "Run, and where it was resumed", body);
+}
+
+std::string configuration_section(const RunHistory& run) {
+  return section("Configuration",
+                 "<details open><summary>TOML, to make the run again</summary><pre>" +
+                     bounded(run.sittings.back().header.configuration, kMostTextBytes) + "</pre></details>\n");
+}
+
+std::string machine_section(const RunHistory& run) {
+  Rows rows;
+  for (const auto& [name, value] : run.sittings.back().header.machine)
+    rows.push_back({{.html = escaped(name)}, {.html = bounded(value, 2000)}});
+  if (rows.empty()) return "";
+  std::string body = table({"", ""}, rows);
+  if (run.sittings.size() > 1 && run.sittings.front().header.machine != run.sittings.back().header.machine) {
+    Rows first;
+    for (const auto& [name, value] : run.sittings.front().header.machine)
+      first.push_back({{.html = escaped(name)}, {.html = bounded(value, 2000)}});
+    body += "<p>It began on another:</p>" + table({"", ""}, first);
+  }
+  return section("Machine", body);
+}
+
+}  // namespace halfstep::report
