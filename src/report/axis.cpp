@@ -56,7 +56,7 @@ Axis log10_axis(double low, double high) {
   for (int exponent = first; exponent <= last; exponent += every) {
     const double power = std::pow(10.0, exponent);
     for (const double factor : {1.0, 2.0, 5.0}) {
-      if (factor > 1 && last - first > 1) break;
+      if (factor > 1 && axis.high / axis.low > 300) break;
       const double value = factor * power;
       if (value < axis.low || value > axis.high) continue;
       axis.ticks.push_back({.value = value, .label = factor > 1 ? short_digits(value, 1) : decade_label(exponent)});
@@ -70,7 +70,7 @@ Axis log2_axis(double low, double high) {
   const int first = static_cast<int>(std::floor(std::log2(low))), last = static_cast<int>(std::ceil(std::log2(high)));
   Axis axis{.kind = AxisKind::Log2, .low = std::ldexp(1.0, first) / 1.5, .high = std::ldexp(1.0, last) * 1.5};
   const int every = (last - first) / kMostTicks + 1;
-  for (int exponent = first; exponent <= last; exponent += every)
+  for (int exponent = first + ((-first % every) + every) % every; exponent <= last; exponent += every)
     axis.ticks.push_back({.value = std::ldexp(1.0, exponent), .label = power_label(2, exponent)});
   return axis;
 }

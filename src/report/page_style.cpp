@@ -40,16 +40,16 @@ p { margin: .5em 0; }
 .trained { color: var(--quiet); margin: 6px 0 0; overflow-wrap: anywhere; }
 .verdict { font-size: 1.08rem; max-width: 76ch; margin: 14px 0 0; }
 .warning { border-left: 3px solid var(--bad); padding: 2px 0 2px 12px; max-width: 90ch; }
-.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 1px; margin: 24px 0 0; padding: 0;
+.figures { display: flex; flex-wrap: wrap; gap: 1px; margin: 24px 0 0; padding: 0;
   background: var(--rule); border: 1px solid var(--rule); border-radius: 8px; overflow: hidden; }
-.figures div { background: var(--card); padding: 12px 16px; }
+.figures div { background: var(--card); padding: 12px 16px; flex: 1 1 148px; }
 .figures dt { font-size: .8rem; color: var(--quiet); }
-.figures dd { margin: 0; font-size: 1.3rem; font-weight: 600; line-height: 1.3; }
+.figures dd { margin: 0; font-size: 1.25rem; font-weight: 600; line-height: 1.3; white-space: nowrap; }
 .figures small { display: block; font-size: .8rem; font-weight: 400; color: var(--quiet); }
 .plots { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 16px; margin: 24px 0 0; }
 .plot, .panel { margin: 0; background: var(--card); border: 1px solid var(--rule); border-radius: 8px; padding: 14px 16px 12px;
-  min-width: 0; break-inside: avoid; }
-.wide { grid-column: 1 / -1; }
+  min-width: 0; break-inside: avoid; display: flex; flex-direction: column; }
+.training > :last-child:nth-child(even), .even > :first-child:nth-last-child(odd), .wide { grid-column: 1 / -1; }
 .plot figcaption { display: flex; flex-wrap: wrap; justify-content: space-between; gap: 2px 18px; min-height: 1.5em; }
 .legend { list-style: none; display: flex; flex-wrap: wrap; gap: 0 16px; margin: 0; padding: 0; font-size: .82rem; color: var(--quiet); }
 .legend li { display: flex; align-items: center; gap: 6px; white-space: nowrap; }
@@ -62,13 +62,13 @@ p { margin: .5em 0; }
 .key.mark, .key.bad { width: 0; height: 11px; border: 0; border-left: 2.5px solid var(--bad); }
 .key.bad { width: 11px; border-left: 0; background: var(--bad); height: 5px; border-radius: 0; }
 .key.resumed { width: 0; height: 12px; border: 0; border-left: 1.5px dashed var(--quiet); }
-.frame { display: grid; grid-template-columns: 46px minmax(0, 1fr); grid-template-rows: 190px 22px; margin-top: 10px;
+.frame { display: grid; grid-template-columns: 46px minmax(0, 1fr); grid-template-rows: minmax(190px, 1fr) 22px; flex: 1; margin-top: 10px;
   font-size: .78rem; color: var(--quiet); }
 .wide .frame { grid-template-rows: 320px 22px; }
 .y, .x, .box { position: relative; }
 .y span { position: absolute; right: 8px; transform: translateY(50%); line-height: 1; white-space: nowrap; }
 .y sup { font-size: .8em; line-height: 0; }
-.x { grid-column: 2; }
+.corner { text-align: right; padding: 5px 8px 0 0; line-height: 1.2; }
 .x span { position: absolute; top: 5px; transform: translateX(-50%); line-height: 1.2; white-space: nowrap; }
 .x span.begin { transform: none; } .x span.end { transform: translateX(-100%); }
 .box { border-bottom: 1px solid var(--quiet); }
@@ -77,24 +77,26 @@ p { margin: .5em 0; }
 svg path { fill: none; vector-effect: non-scaling-stroke; stroke-linejoin: round; stroke-linecap: round; }
 svg .grid { stroke: var(--grid); stroke-width: 1; stroke-linecap: butt; }
 svg .line { stroke: var(--c); stroke-width: 1.8; }
+svg .fine { stroke: var(--c); stroke-width: 1.1; }
 svg .faint { stroke: var(--c); stroke-width: 1; opacity: .38; }
 svg .dots { stroke: var(--c); stroke-width: 8; }
-svg .area { fill: var(--c); stroke: var(--card); stroke-width: .5; }
+svg .area { fill: var(--c); stroke: none; }
 svg .mark { stroke: var(--bad); stroke-width: 2; stroke-linecap: butt; }
 svg .bad { stroke: var(--bad); stroke-width: 2; stroke-linecap: butt; }
+svg .many { stroke-width: 1; }
 svg .resumed { stroke: var(--quiet); stroke-width: 1.2; stroke-dasharray: 3 4; stroke-linecap: butt; }
 .c1 { --c: var(--c1); } .c2 { --c: var(--c2); } .c3 { --c: var(--c3); } .c4 { --c: var(--c4); }
 .c5 { --c: var(--c5); } .c6 { --c: var(--c6); } .c7 { --c: var(--c7); } .c8 { --c: var(--c8); }
 .none { color: var(--quiet); }
 .scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .88rem; min-width: 100%; }
-th, td { text-align: left; padding: 5px 16px 5px 0; border-bottom: 1px solid var(--rule); vertical-align: top; }
-td { overflow-wrap: anywhere; }
+table { border-collapse: collapse; font-size: .88rem; }
+.bars table { width: 100%; }
+th, td { text-align: left; padding: 5px 24px 5px 0; border-bottom: 1px solid var(--rule); vertical-align: top; }
+td { overflow-wrap: break-word; max-width: 64ch; }
 th { font-weight: 600; color: var(--quiet); font-size: .8rem; white-space: nowrap; }
 tr:last-child td { border-bottom: 0; }
 .number { text-align: right; white-space: nowrap; }
 th:last-child, td:last-child { padding-right: 0; }
-td.number + td:not(.number), th.number + th:not(.number) { padding-left: 8px; }
 .bar { display: block; height: 9px; min-width: 1px; background: var(--c); border-radius: 2px;
   -webkit-print-color-adjust: exact; print-color-adjust: exact; }
 .bars td:nth-child(2) { width: 45%; min-width: 90px; vertical-align: middle; }
@@ -102,18 +104,21 @@ td.number + td:not(.number), th.number + th:not(.number) { padding-left: 8px; }
   -webkit-print-color-adjust: exact; print-color-adjust: exact; }
 pre { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; font: .85rem/1.5 ui-monospace, "SF Mono", Menlo, Consolas,
   "Liberation Mono", "DejaVu Sans Mono", monospace; tab-size: 4; }
-.sample { margin: 0 0 12px; }
+.samples { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 520px), 1fr)); gap: 12px; }
+.sample h3 { margin-bottom: 6px; }
 .sample b { font-weight: 600; color: var(--c1); }
-details { margin: 8px 0 0; }
-summary { cursor: pointer; font-weight: 600; }
-details[open] summary { margin-bottom: 10px; }
+.pairs { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 0 40px; }
+details { margin: 10px 0 0; }
+summary { cursor: pointer; color: var(--quiet); font-size: .88rem; }
+.configuration { columns: 3 300px; column-gap: 32px; }
 footer { margin-top: 40px; font-size: .82rem; color: var(--quiet); }
 @media (max-width: 820px) {
   main { padding: 20px 14px 40px; }
-  .plots { grid-template-columns: minmax(0, 1fr); gap: 12px; }
+  .plots, .pairs { grid-template-columns: minmax(0, 1fr); gap: 12px; }
+  .pairs { gap: 0; }
   .wide .frame { grid-template-rows: 240px 22px; }
   .plot, .panel { padding: 12px 12px 10px; }
-  .figures { grid-template-columns: repeat(2, minmax(0, 1fr)); }
+  .figures div { padding: 10px 12px; }
   h1 { font-size: 1.45rem; }
   .verdict { font-size: 1rem; }
 }

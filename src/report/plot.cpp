@@ -39,6 +39,7 @@ class Canvas {
 
 std::string style_class(const Series& series) {
   const char* const drawn = series.drawn == Drawn::Faint  ? "faint"
+                            : series.drawn == Drawn::Fine ? "fine"
                             : series.drawn == Drawn::Dots ? "dots"
                             : series.drawn == Drawn::Area ? "area"
                                                           : "line";
@@ -108,16 +109,18 @@ std::string grid(const Canvas& canvas, const Plot& plot) {
 
 /// Short upright strokes at an edge, one for each column that has such a step.
 std::string strokes(const Canvas& canvas, std::string_view css, const std::vector<int64_t>& steps, bool at_top) {
+  constexpr int64_t kFew = 60;
   std::string d;
-  int64_t latest = -1;
+  int64_t latest = -1, drawn = 0;
   for (const int64_t step : steps) {
     const double x = canvas.x(static_cast<double>(step));
     const auto column = static_cast<int64_t>(x * static_cast<double>(kMostColumns) / kSide);
     if (column == latest) continue;
     latest = column;
+    ++drawn;
     d += "M" + coordinate(x) + (at_top ? " 0v" : " 1000v-") + coordinate(kMarkHeight);
   }
-  return "<path class=\"" + std::string(css) + "\" d=\"" + d + "\"/>\n";
+  return "<path class=\"" + std::string(css) + (drawn > kFew ? " many" : "") + "\" d=\"" + d + "\"/>\n";
 }
 
 std::string key(const std::string& classes, const std::string& name, bool has_value) {
@@ -198,12 +201,13 @@ Extent extent_of(const Plot& plot, const std::vector<Columns>& columns) {
 
 std::string legend(const Plot& plot, const OffCanvas& off) {
   std::string html = "<ul class=\"legend\">";
-  for (const Series& series : plot.series) html += key(style_class(series), escaped(series.name), true);
+  for (const Series& series : plot.series)
+    html += series.name.empty() ? "<li><output></output></li>" : key(style_class(series), escaped(series.name), true);
   if (!plot.marks.steps.empty())
     html += key("mark", escaped(plot.marks.name) + ": " + counted(std::ssize(plot.marks.steps), "step"), false);
   if (!off.not_finite.empty())
     html += key("bad", "NaN or Inf: " + counted(std::ssize(off.not_finite), "step"), false);
-  if (!plot.resumed_after.empty()) html += key("resumed", "resumed", false);
+  if (!plot.resumed_after.empty() && plot.wide) html += key("resumed", "resumed", false);
   return html + "</ul>";
 }
 
@@ -214,7 +218,7 @@ std::string frame(const Canvas& canvas, const Plot& plot, const std::string& dra
             "</span>";
   html += "</div><div class=\"box\"><svg viewBox=\"0 0 1000 1000\" preserveAspectRatio=\"none\" role=\"img\" "
           "xmlns=\"http://www.w3.org/2000/svg\" aria-label=\"" +
-          escaped(plot.title) + " by step\">\n" + drawing + "</svg></div><div class=\"x\">";
+          escaped(plot.title) + " by step\">\n" + drawing + "</svg></div><div class=\"corner\">step</div><div class=\"x\">";
   for (const Tick& tick : canvas.steps().ticks) {
     const double place = canvas.steps().place(tick.value);
     html += "<span style=\"left:" + coordinate(100 * place) + "%\"" +
@@ -233,7 +237,8 @@ std::string off_canvas_sentence(const OffCanvas& off) {
 
 std::string plot_html(const Plot& plot) {
   std::vector<Columns> columns;
-  for (const Series& series : plot.series) columns.push_back(thinned(series.points, kMostColumns));
+  for (const Series& series : plot.series)
+    columns.push_back(thinned(series.points, series.drawn == Drawn::Area ? kMostAreaColumns : kMostColumns));
   const Extent extent = extent_of(plot, columns);
   const std::string heading = "<figure class=\"plot" + std::string(plot.wide ? " wide" : "") + "\"><figcaption><h3>" +
                               escaped(plot.title) +

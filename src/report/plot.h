@@ -12,16 +12,19 @@ namespace halfstep::report {
 
 /// Curves are drawn in so many columns; the widest plot of the page has about two pixels for each.
 inline constexpr int64_t kMostColumns = 600;
+/// Areas are means, and calmer in fewer.
+inline constexpr int64_t kMostAreaColumns = 120;
 
 enum class Drawn {
   Line,
+  Fine,   ///< a line that jumps from step to step
   Faint,  ///< a line behind another that says more
   Dots,
   Area,   ///< on top of the areas before it; the mean of each column
 };
 
 struct Series {
-  std::string name;
+  std::string name{};  ///< may be empty if there is one series: the title says what it is
   int colour = 1;  ///< 1 to 8: see page_style.cpp
   Drawn drawn = Drawn::Line;
   std::vector<Point> points{};

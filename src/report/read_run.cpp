@@ -3,11 +3,9 @@
 
 #include <cerrno>
 #include <fstream>
-#include <limits>
 
 #include "files/file_error.h"
 #include "files/in_quotes.h"
-#include "files/json.h"
 #include "report/fields.h"
 
 namespace halfstep {
@@ -19,9 +17,9 @@ using report::Fields;
 MemoryRecord memory_of(const Fields& fields) {
   MemoryRecord memory{.live_bytes = fields.integer("live_bytes"), .peak_bytes = fields.integer("peak_bytes")};
   const Fields classes = fields.within("classes");
-  for (const auto& [name, value] : classes.all().items()) {
-    const Fields one(value);
-    memory.classes.push_back({.name = name,
+  for (const std::string_view name : classes.names()) {
+    const Fields one = classes.within(name);
+    memory.classes.push_back({.name = std::string(name),
                               .live_bytes = one.integer("live_bytes"),
                               .peak_bytes = one.integer("peak_bytes")});
   }
@@ -71,8 +69,8 @@ RunHistory::Sitting sitting_of(const Fields& fields) {
                                          .machine = {},
                                          .unit = fields.text("unit")}};
   const Fields machine = fields.within("machine");
-  for (const auto& [name, value] : machine.all().items())
-    sitting.header.machine.emplace_back(name, machine.text(name.c_str()));
+  for (const std::string_view name : machine.names())
+    sitting.header.machine.emplace_back(name, machine.text(name));
   return sitting;
 }
 
@@ -82,7 +80,7 @@ class HistoryBuilder {
   explicit HistoryBuilder(RunHistory& run) : run_(run) {}
 
   void take(const Fields& fields) {
-    const std::string kind = fields.text("kind");
+    const std::string& kind = fields.text("kind");
     const int64_t step = fields.integer("step");
     if (step < latest_step_)
       throw BadRecord(detail::concat("is of step ", step, ", after one of step ", latest_step_, "."));
@@ -153,14 +151,15 @@ RunHistory read_run(const std::filesystem::path& folder) {
   std::ifstream file = opened(path);
   RunHistory run{.name = name_of(folder)};
   HistoryBuilder builder(run);
+  report::RecordReader reader;
   int64_t number = 0;
   for (std::string line; std::getline(file, line);) {
     ++number;
     run.last_line_cut = file.eof();  // it has no end of line: a process died there, or is writing it
     if (run.last_line_cut) break;
     try {
-      builder.take(Fields(files::read_json(line, "is refused")));
-    } catch (const Error& fault) {
+      builder.take(Fields(reader, line));
+    } catch (const BadRecord& fault) {
       refuse(path, number, fault.what());
     }
   }

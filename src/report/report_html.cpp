@@ -26,12 +26,12 @@ std::string key_figures(const RunHistory& run, const RunSummary& summary) {
   std::string html = "<dl class=\"figures\">";
   if (summary.final_loss)
     html += figure("Training loss", digits(*summary.final_loss),
-                   "from " + digits(*summary.first_loss) + "; last " + counted(summary.final_steps, "step"));
+                   "from " + digits(*summary.first_loss));
   if (summary.evaluation_loss)
     html += figure("Held-out loss", digits(*summary.evaluation_loss),
                    summary.accuracy ? percent(*summary.accuracy) + " right" : "last evaluation");
   if (summary.tokens_per_second)
-    html += figure("Speed", with_suffix(*summary.tokens_per_second) + " " + escaped(run.sittings.back().header.unit) + "/s",
+    html += figure("Speed, " + escaped(run.sittings.back().header.unit) + "/s", with_suffix(*summary.tokens_per_second),
                    summary.share_of_peak ? percent(*summary.share_of_peak) + " of peak" : "median of the steps");
   html += figure("Time", duration(summary.seconds),
                  with_suffix(static_cast<double>(summary.tokens)) + " " + escaped(run.sittings.back().header.unit));
@@ -59,7 +59,7 @@ std::string warnings(const RunHistory& run, const RunSummary& summary) {
 
 std::string plots_section(const std::string& heading, const std::string& plots) {
   if (plots.empty()) return "";
-  return "<section><h2>" + heading + "</h2><div class=\"plots\">" + plots + "</div></section>\n";
+  return "<section><h2>" + heading + "</h2><div class=\"plots even\">" + plots + "</div></section>\n";
 }
 
 }  // namespace
@@ -71,11 +71,13 @@ std::string report_html(const RunHistory& run) {
   if (!summary.trained.empty()) body += "<p class=\"trained\">" + escaped(summary.trained) + "</p>\n";
   body += "<p class=\"verdict\">" + escaped(summary.verdict) + "</p></header>\n";
   body += warnings(run, summary) + key_figures(run, summary);
-  body += "<section><div class=\"plots\">" + training_plots(run) + "</div></section>\n";
+  body += "<section><div class=\"plots training\">" + training_plots(run) + "</div></section>\n";
   body += skipped_section(run);
   body += plots_section("Time", speed_plots(run)) + plots_section("Memory", memory_plots(run));
-  body += evaluation_section(run) + sample_section(run) + note_section(run) + sitting_section(run) +
-          configuration_section(run) + machine_section(run);
+  body += sample_section(run);
+  body += "<div class=\"pairs\"><div>" + evaluation_section(run) + machine_section(run) + "</div><div>" +
+          sitting_section(run) + note_section(run) + "</div></div>\n";
+  body += configuration_section(run);
   body += "<footer>Made by Halfstep " HALFSTEP_VERSION " from log.jsonl.</footer>\n</main>\n";
   return page(run.name + " – Halfstep", body);
 }

@@ -39,30 +39,45 @@ bool wants_log_axis(const std::vector<Point>& points) {
   return std::ranges::max(values) > 20 * *middle;
 }
 
-std::string loss_plot(const RunHistory& run) {
-  Plot plot = plot_of(run, "Loss");
-  plot.wide = true;
-  std::vector<Point> loss = points_of(run, always(&StepRecord::loss));
+std::vector<Point> from_step(std::vector<Point> points, int64_t step) {
+  std::erase_if(points, [&](const Point& point) { return point.step < step; });
+  return points;
+}
+
+/// From a step on: the beginning of a run is so much higher than the rest that it hides what comes later.
+std::string loss_plot(const RunHistory& run, Plot plot) {
+  const std::vector<Point> all = points_of(run, always(&StepRecord::loss));
+  std::vector<Point> loss = from_step(all, plot.first_step);
   if (wants_log_axis(loss)) plot.kind = AxisKind::Log10;
-  const int64_t window = std::ssize(loss) / 50 | 1;
+  const int64_t window = std::ssize(run.steps) / 50 | 1;
   if (std::ssize(loss) < kFewSteps) {
-    plot.series.push_back({.name = "training", .colour = 1, .points = std::move(loss)});
+    plot.series.push_back({.name = "training", .points = std::move(loss)});
   } else {
-    auto smooth = smoothed(loss, window, kMostColumns);
+    auto smooth = from_step(smoothed(all, window, 2 * kMostColumns), plot.first_step);
     // What is not finite is told by the curve of the steps.
     std::erase_if(smooth, [](const Point& point) { return !std::isfinite(point.value); });
-    plot.series.push_back({.name = "training", .colour = 1, .drawn = Drawn::Faint, .points = std::move(loss)});
-    plot.series.push_back({.name = "mean of " + counted(window, "step"), .colour = 1, .points = std::move(smooth)});
+    plot.series.push_back({.name = "training", .drawn = Drawn::Faint, .points = std::move(loss)});
+    plot.series.push_back({.name = "smoothed over " + counted(window, "step"), .points = std::move(smooth)});
   }
-  if (auto held_out = evaluation_points(run); !held_out.empty())
+  if (auto held_out = from_step(evaluation_points(run), plot.first_step); !held_out.empty())
     plot.series.push_back({.name = "held out", .colour = 2, .drawn = Drawn::Dots, .points = std::move(held_out)});
   return plot_html(plot);
 }
 
-std::string single_plot(const RunHistory& run, Plot plot, int colour, auto value) {
+std::string loss_plots(const RunHistory& run) {
+  Plot whole = plot_of(run, "Loss");
+  whole.wide = true;
+  if (std::ssize(run.steps) < 2 * kFewSteps) return loss_plot(run, whole);
+  Plot end = plot_of(run, "Loss, second half");
+  end.first_step = run.steps[run.steps.size() / 2].step;
+  std::erase_if(end.resumed_after, [&](int64_t step) { return step < end.first_step; });
+  return loss_plot(run, whole) + loss_plot(run, end);
+}
+
+std::string single_plot(const RunHistory& run, Plot plot, int colour, Drawn drawn, auto value) {
   auto points = points_of(run, value);
   if (points.empty()) return "";
-  plot.series.push_back({.name = "", .colour = colour, .points = std::move(points)});
+  plot.series.push_back({.colour = colour, .drawn = drawn, .points = std::move(points)});
   return plot_html(plot);
 }
 
@@ -72,7 +87,7 @@ std::string loss_scale_plot(const RunHistory& run) {
   plot.marks.name = "skipped";
   for (const StepRecord& record : run.steps)
     if (record.skipped) plot.marks.steps.push_back(record.step);
-  return single_plot(run, plot, 4, perhaps(&StepRecord::loss_scale));
+  return single_plot(run, plot, 4, Drawn::Line, perhaps(&StepRecord::loss_scale));
 }
 
 std::string share_plot(const RunHistory& run, const std::string& title, int colour,
@@ -80,7 +95,7 @@ std::string share_plot(const RunHistory& run, const std::string& title, int colo
   Plot plot = plot_of(run, title);
   plot.unit = "%";
   plot.from_zero = true;
-  return single_plot(run, plot, colour, [share](const StepRecord& record) -> std::optional<double> {
+  return single_plot(run, plot, colour, Drawn::Fine, [share](const StepRecord& record) -> std::optional<double> {
     if (!(record.*share)) return {};
     return 100 * *(record.*share);
   });
@@ -127,7 +142,7 @@ std::string phase_plot(const RunHistory& run) {
   }
   const auto longest = std::ranges::max_element(steps, {}, &Point::value);
   plot.caption = "Longest step: " + with_commas(longest->step) + ", " + duration(longest->value) + ".";
-  if (std::ssize(steps) > kMostColumns) plot.caption += " The areas are means of neighbouring steps.";
+  if (std::ssize(steps) > kMostAreaColumns) plot.caption += " The areas are means of neighbouring steps.";
   return plot_html(plot);
 }
 
@@ -138,12 +153,17 @@ std::string bar(double share, int colour) {
 std::string phase_table(const RunHistory& run) {
   std::vector<std::vector<Cell>> rows;
   double whole = 0.0;
-  for (const Phase& phase : kPhases) whole += finite_mean(phase_points(run, phase)).value_or(0.0);
+  double longest = 0.0;
+  for (const Phase& phase : kPhases) {
+    const double mean = finite_mean(phase_points(run, phase)).value_or(0.0);
+    whole += mean;
+    longest = std::max(longest, mean);
+  }
   for (const Phase& phase : kPhases) {
     const double mean = finite_mean(phase_points(run, phase)).value_or(0.0);
     const double share = whole > 0 ? mean / whole : 0.0;
     rows.push_back({{.html = phase.name},
-                    {.html = bar(share, phase.colour)},
+                    {.html = bar(longest > 0 ? mean / longest : 0.0, phase.colour)},
                     {.html = duration(mean), .number = true},
                     {.html = percent(share), .number = true}});
   }
@@ -216,8 +236,8 @@ std::string training_plots(const RunHistory& run) {
   norm.unit = "before clipping";
   Plot rate = plot_of(run, "Learning rate");
   rate.from_zero = true;
-  return loss_plot(run) + single_plot(run, rate, 3, always(&StepRecord::lr)) +
-         single_plot(run, norm, 1, always(&StepRecord::grad_norm)) + loss_scale_plot(run) +
+  return loss_plots(run) + single_plot(run, rate, 3, Drawn::Line, always(&StepRecord::lr)) +
+         single_plot(run, norm, 1, Drawn::Fine, always(&StepRecord::grad_norm)) + loss_scale_plot(run) +
          share_plot(run, "Updates too small to move a weight", 2, &StepRecord::stalled_share);
 }
 
@@ -226,19 +246,22 @@ std::string speed_plots(const RunHistory& run) {
   Plot speed = plot_of(run, "Speed");
   speed.unit = run.sittings.back().header.unit + "/s";
   speed.from_zero = true;
-  return single_plot(run, speed, 3, always(&StepRecord::tokens_per_second)) +
+  return single_plot(run, speed, 3, Drawn::Fine, always(&StepRecord::tokens_per_second)) +
          share_plot(run, "Share of the machine's peak", 4, &StepRecord::share_of_peak) + phase_plot(run) +
          phase_table(run);
 }
 
 std::string memory_plots(const RunHistory& run) {
-  Plot plot = plot_of(run, "Memory");
-  plot.unit = "MB";
+  constexpr double kMega = 1e6, kGiga = 1e9;
+  const int64_t most = summarize(run).peak_bytes;
+  const double unit = most < 2 * kGiga ? kMega : kGiga;
+  Plot plot = plot_of(run, "Memory of the process");
+  plot.unit = unit == kMega ? "MB" : "GB";
   plot.from_zero = true;
   const auto bytes = [&](int64_t MemoryRecord::*field) {
-    return points_of(run, [field](const StepRecord& record) -> std::optional<double> {
+    return points_of(run, [field, unit](const StepRecord& record) -> std::optional<double> {
       if (!record.memory) return {};
-      return static_cast<double>((*record.memory).*field) / 1e6;
+      return static_cast<double>((*record.memory).*field) / unit;
     });
   };
   auto peak = bytes(&MemoryRecord::peak_bytes);

@@ -12,6 +12,7 @@
 namespace halfstep::report {
 namespace {
 
+constexpr int64_t kFewRows = 10;
 constexpr int64_t kMostSkipped = 200, kMostEvaluations = 40, kMostSamples = 12, kMostNotes = 100, kMostSittings = 50;
 constexpr size_t kMostSampleBytes = 4000, kMostTextBytes = 64000;
 
@@ -101,8 +102,12 @@ std::string skipped_section(const RunHistory& run) {
                     {.html = digits(record->loss), .number = true},
                     {.html = "<code>" + bounded(record->parameter, 200) + "</code>"},
                     {.html = bounded(record->why, 400)}});
-  body += table({"step", "loss scale", "loss", "parameter", "why"}, rows) +
-          left_out(shown, std::ssize(skipped), "first");
+  const std::vector<std::string> headings = {"step", "loss scale", "loss", "parameter", "why"};
+  const Rows first(rows.begin(), rows.begin() + std::min(kFewRows, shown)), rest(rows.begin() + std::ssize(first), rows.end());
+  body += table(headings, first);
+  if (!rest.empty())
+    body += "<details><summary>" + with_commas(std::ssize(rest)) + " more</summary>" + table(headings, rest) +
+            left_out(shown, std::ssize(skipped), "first") + "</details>\n";
   return section("Skipped steps", body);
 }
 
@@ -132,8 +137,8 @@ std::string sample_section(const RunHistory& run) {
     body += "<div class=\"panel sample\"><h3>After step " + with_commas(shown[i].step) + "</h3><pre><b>" +
             bounded(shown[i].prompt, kMostSampleBytes) + "</b>" + bounded(shown[i].text, kMostSampleBytes) +
             "</pre></div>\n";
-  return section("Samples", "<p class=\"quiet\">What the model was given is set off; the rest it wrote.</p>\n" + body +
-                                left_out(std::ssize(shown), std::ssize(run.samples), "last"));
+  return section("Samples", "<p class=\"quiet\">What the model was given is set off; the rest it wrote.</p>\n<div class=\"samples\">" +
+                                body + "</div>\n" + left_out(std::ssize(shown), std::ssize(run.samples), "last"));
 }
 
 std::string note_section(const RunHistory& run) {
@@ -170,8 +175,7 @@ std::string sitting_section(const RunHistory& run) {
 
 std::string configuration_section(const RunHistory& run) {
   return section("Configuration",
-                 "<details open><summary>TOML, to make the run again</summary><pre>" +
-                     bounded(run.sittings.back().header.configuration, kMostTextBytes) + "</pre></details>\n");
+                 "<pre class=\"configuration\">" + bounded(run.sittings.back().header.configuration, kMostTextBytes) + "</pre>\n");
 }
 
 std::string machine_section(const RunHistory& run) {

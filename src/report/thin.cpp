@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 namespace halfstep::report {
 namespace {
@@ -20,6 +19,27 @@ void take(Column& column, Point point) {
   column.last = point;
   ++column.finite;
   column.mean += (point.value - column.mean) / static_cast<double>(column.finite);
+}
+
+/// The value at `place` of the straight line that fits the finite points best. Every window is summed anew: in a
+/// running sum one loss of 1e30 would drown all that follow.
+double line_at(std::span<const Point> points, int64_t place) {
+  double count = 0, sum = 0, sum_x = 0;
+  for (int64_t i = 0; i < std::ssize(points); ++i) {
+    if (!std::isfinite(points[static_cast<size_t>(i)].value)) continue;
+    count += 1;
+    sum += points[static_cast<size_t>(i)].value;
+    sum_x += static_cast<double>(i);
+  }
+  const double mean = sum / count, mean_x = sum_x / count;
+  double products = 0, squares = 0;
+  for (int64_t i = 0; i < std::ssize(points); ++i) {
+    if (!std::isfinite(points[static_cast<size_t>(i)].value)) continue;
+    const double x = static_cast<double>(i) - mean_x;
+    products += x * (points[static_cast<size_t>(i)].value - mean);
+    squares += x * x;
+  }
+  return squares == 0 ? mean : mean + products / squares * (static_cast<double>(place) - mean_x);
 }
 
 }  // namespace
@@ -43,24 +63,16 @@ std::vector<Column> thinned(std::span<const Point> points, int64_t most) {
   return columns;
 }
 
-// Every window is summed anew: in a running sum one loss of 1e30 would drown all that follow.
 std::vector<Point> smoothed(std::span<const Point> points, int64_t window, int64_t most) {
-  const int64_t half = window / 2, count = std::ssize(points), chosen = std::min(count, most);
+  const int64_t count = std::ssize(points), chosen = std::min(count, most);
   std::vector<Point> result;
   for (int64_t k = 0; k < chosen; ++k) {
     const int64_t i = chosen == 1 ? 0 : k * (count - 1) / (chosen - 1);
-    // As far to one side as to the other, so that the ends of a falling curve are not bent.
-    const int64_t reach = std::min({half, i, count - 1 - i});
-    double sum = 0.0;
-    int64_t summed = 0;
-    for (const Point& point : points.subspan(static_cast<size_t>(i - reach), static_cast<size_t>(2 * reach + 1))) {
-      if (!std::isfinite(point.value)) continue;
-      sum += point.value;
-      ++summed;
-    }
-    result.push_back({.step = points[static_cast<size_t>(i)].step,
-                      .value = summed == 0 ? std::numeric_limits<double>::quiet_NaN()
-                                           : sum / static_cast<double>(summed)});
+    // A run falls most steeply at its beginning: there, no farther to one side than to the other.
+    const int64_t reach = std::min(window / 2, i), end = std::min(count, i + reach + 1);
+    const Point here = points[static_cast<size_t>(i)];
+    const auto around = points.subspan(static_cast<size_t>(i - reach), static_cast<size_t>(end - (i - reach)));
+    result.push_back({.step = here.step, .value = std::isfinite(here.value) ? line_at(around, reach) : here.value});
   }
   return result;
 }

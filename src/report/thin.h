@@ -24,8 +24,8 @@ struct Column {
 /// At most `most` columns of equal width from the first step to the last; a column a point if there are few.
 std::vector<Column> thinned(std::span<const Point> points, int64_t most);
 
-/// At most `most` of the points, evenly chosen, each the mean of itself and its neighbours, half a window to each
-/// side, if they are finite. NaN if none is.
+/// At most `most` of the points, evenly chosen, smoothed over the finite ones half a window to each side: a straight
+/// line is laid through them, so that where one side is missing a falling curve goes on falling. NaN stays NaN.
 std::vector<Point> smoothed(std::span<const Point> points, int64_t window, int64_t most);
 
 }  // namespace halfstep::report

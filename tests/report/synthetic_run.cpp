@@ -103,13 +103,13 @@ void write_synthetic_run(const std::filesystem::path& folder, const SyntheticRun
     if (run.has_memory) record.memory = memory_at(random);
     if (run.compute == "fp16") {
       record.loss_scale = loss_scale;
-      record.skipped = step <= 3 || step % 211 == 0 || !std::isfinite(loss);
+      record.skipped = step <= 3 || loss_scale > 32768 || !std::isfinite(loss);
       if (record.skipped) {
         record.parameter = kParameters[step % 3];
         record.why = "the gradient of '" + record.parameter + "' is not finite";
         record.grad_norm = std::numeric_limits<double>::infinity();
         loss_scale = std::max(1.0, loss_scale / 2);
-      } else if (step % 150 == 0) {
+      } else if (step % std::max<int64_t>(150, run.steps / 50) == 0) {
         loss_scale *= 2;
       }
     }
