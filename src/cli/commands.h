@@ -9,11 +9,13 @@ namespace halfstep::cli {
 
 CLI::Option* add_version_flag(CLI::App& program);
 void add_checkpoint(CLI::App& program);
+void add_compare(CLI::App& program);
 void add_completion(CLI::App& program);
 void add_env(CLI::App& program);
 void add_explain(CLI::App& program);
 void add_manual(CLI::App& program);
 void add_preset(CLI::App& program);
+void add_report(CLI::App& program);
 void add_tokenize(CLI::App& program);
 void add_train(CLI::App& program);
 

@@ -17,11 +17,13 @@ int run(int argc, char** argv) {
   CLI::App program("Mixed-precision training for LibTorch.", "halfstep");
   CLI::Option* const version = add_version_flag(program);
   add_checkpoint(program);
+  add_compare(program);
   add_completion(program);
   add_env(program);
   add_explain(program);
   add_manual(program);
   add_preset(program);
+  add_report(program);
   add_tokenize(program);
   add_train(program);
   for (CLI::App* command : program.get_subcommands({})) command->excludes(version);

@@ -12,7 +12,7 @@
 
 namespace halfstep::report {
 
-/// Steps at the end of a run over which its final loss is the mean: a tenth of them, at least 20 and at most
+/// Steps at the end of a run over which its final loss is the mean: a tenth of them, at least 10 and at most
 /// 1,000, or all.
 int64_t final_window(int64_t steps);
 

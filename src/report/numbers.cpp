@@ -1,5 +1,6 @@
 #include "report/numbers.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
@@ -100,6 +101,16 @@ std::string percent(double share) {
   const double value = share * 100;
   if (value > 0 && value < 0.01) return "<0.01%";
   return short_digits(value, value >= 10 ? 3 : 2) + "%";
+}
+
+std::string with_uncertainty(double value, double half_width) {
+  constexpr int kDigits = 2, kMostDecimals = 8;
+  if (!std::isfinite(value) || !std::isfinite(half_width)) return digits(value) + " ± " + digits(half_width);
+  const int decimals =
+      half_width > 0 ? std::clamp(kDigits - 1 - exponent_of(half_width, kDigits), 0, kMostDecimals) : 3;
+  const std::string size = fixed(std::abs(value), decimals);
+  const bool zero = size.find_first_not_of("0.") == std::string::npos;
+  return (zero ? "" : value < 0 ? "−" : "+") + size + " ± " + fixed(half_width, decimals);
 }
 
 std::string counted(int64_t count, const std::string& singular) {

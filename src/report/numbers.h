@@ -27,6 +27,9 @@ std::string duration(double seconds);
 /// Of a share: "2.1%", "0.03%", "<0.01%".
 std::string percent(double share);
 
+/// "+2.01 ± 0.05": to the second digit of the uncertainty.
+std::string with_uncertainty(double value, double half_width);
+
 /// "a" or "as" by the count: "1 step", "3 steps", "1,200 steps".
 std::string counted(int64_t count, const std::string& singular);
 

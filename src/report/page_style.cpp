@@ -49,6 +49,8 @@ p { margin: .5em 0; }
 .plots { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 16px; margin: 24px 0 0; }
 .plot, .panel { margin: 0; background: var(--card); border: 1px solid var(--rule); border-radius: 8px; padding: 14px 16px 12px;
   min-width: 0; break-inside: avoid; display: flex; flex-direction: column; }
+.compared { margin-top: 24px; }
+.comparing:has(> .wide:nth-child(2)) > :last-child:nth-child(odd), .comparing:not(:has(> .wide:nth-child(2))) > :last-child:nth-child(even),
 .training > :last-child:nth-child(even), .even > :first-child:nth-last-child(odd), .wide { grid-column: 1 / -1; }
 .plot figcaption { display: flex; flex-wrap: wrap; justify-content: space-between; gap: 2px 18px; min-height: 1.5em; }
 .legend { list-style: none; display: flex; flex-wrap: wrap; gap: 0 16px; margin: 0; padding: 0; font-size: .82rem; color: var(--quiet); }

@@ -98,12 +98,14 @@ std::string area_paths(const Canvas& canvas, const std::vector<Series>& series,
 }
 
 std::string grid(const Canvas& canvas, const Plot& plot) {
-  std::string d, resumed;
+  std::string d, resumed, guides;
   for (const Tick& tick : canvas.values().ticks) d += "M0 " + coordinate(canvas.y(tick.value)) + "H1000";
   for (const int64_t step : plot.resumed_after)
     resumed += "M" + coordinate(canvas.x(static_cast<double>(step))) + " 0V1000";
+  for (const double value : plot.guides) guides += "M0 " + coordinate(canvas.y(value)) + "H1000";
   std::string html = "<path class=\"grid\" d=\"" + d + "\"/>\n";
   if (!resumed.empty()) html += "<path class=\"resumed\" d=\"" + resumed + "\"/>\n";
+  if (!guides.empty()) html += "<path class=\"resumed\" d=\"" + guides + "\"/>\n";
   return html;
 }
 
@@ -175,9 +177,12 @@ Extent extent_of(const Plot& plot, const std::vector<Columns>& columns) {
     extent.low = std::min(extent.low, value);
     extent.high = std::max(extent.high, value);
   };
+  for (const double value : plot.guides) include(value);
   const bool logarithmic = plot.kind != AxisKind::Linear;
   for (size_t i = 0; i < plot.series.size(); ++i) {
     if (plot.series[i].drawn == Drawn::Area) continue;
+    extent.off.not_finite.insert(extent.off.not_finite.end(), plot.series[i].not_finite.begin(),
+                                 plot.series[i].not_finite.end());
     for (const Point& point : plot.series[i].points) {
       if (!std::isfinite(point.value))
         extent.off.not_finite.push_back(point.step);
@@ -202,7 +207,9 @@ Extent extent_of(const Plot& plot, const std::vector<Columns>& columns) {
 std::string legend(const Plot& plot, const OffCanvas& off) {
   std::string html = "<ul class=\"legend\">";
   for (const Series& series : plot.series)
-    html += series.name.empty() ? "<li><output></output></li>" : key(style_class(series), escaped(series.name), true);
+    html += !series.in_legend     ? "<li hidden><output></output></li>"
+            : series.name.empty() ? "<li><output></output></li>"
+                                  : key(style_class(series), escaped(series.name), true);
   if (!plot.marks.steps.empty())
     html += key("mark", escaped(plot.marks.name) + ": " + counted(std::ssize(plot.marks.steps), "step"), false);
   if (!off.not_finite.empty())
@@ -234,6 +241,14 @@ std::string off_canvas_sentence(const OffCanvas& off) {
 }
 
 }  // namespace
+
+Series smooth_series(std::string name, int colour, const std::vector<Point>& points, int64_t window) {
+  Series series{.name = std::move(name), .colour = colour, .points = smoothed(points, window, 2 * kMostColumns)};
+  std::erase_if(series.points, [](const Point& point) { return !std::isfinite(point.value); });
+  for (const Point& point : points)
+    if (!std::isfinite(point.value)) series.not_finite.push_back(point.step);
+  return series;
+}
 
 std::string plot_html(const Plot& plot) {
   std::vector<Columns> columns;

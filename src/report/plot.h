@@ -28,7 +28,12 @@ struct Series {
   int colour = 1;  ///< 1 to 8: see page_style.cpp
   Drawn drawn = Drawn::Line;
   std::vector<Point> points{};
+  std::vector<int64_t> not_finite{};  ///< steps that are told apart from the points: those of a smoothed curve
+  bool in_legend = true;
 };
+
+/// A smoothed curve that tells which of its steps were not finite.
+Series smooth_series(std::string name, int colour, const std::vector<Point>& points, int64_t window);
 
 /// Steps that stand out, at the lower edge of the plot.
 struct Marks {
@@ -46,6 +51,7 @@ struct Plot {
   std::vector<Series> series{};
   Marks marks{};
   std::vector<int64_t> resumed_after{};  ///< upright lines
+  std::vector<double> guides{};          ///< level lines
   std::string caption{};                 ///< HTML below the plot
 };
 

@@ -53,11 +53,11 @@ std::string loss_plot(const RunHistory& run, Plot plot) {
   if (std::ssize(loss) < kFewSteps) {
     plot.series.push_back({.name = "training", .points = std::move(loss)});
   } else {
-    auto smooth = from_step(smoothed(all, window, 2 * kMostColumns), plot.first_step);
-    // What is not finite is told by the curve of the steps.
-    std::erase_if(smooth, [](const Point& point) { return !std::isfinite(point.value); });
+    Series smooth = smooth_series("smoothed over " + counted(window, "step"), 1, all, window);
+    smooth.points = from_step(std::move(smooth.points), plot.first_step);
+    smooth.not_finite.clear();  // told by the curve of the steps
     plot.series.push_back({.name = "training", .drawn = Drawn::Faint, .points = std::move(loss)});
-    plot.series.push_back({.name = "smoothed over " + counted(window, "step"), .points = std::move(smooth)});
+    plot.series.push_back(std::move(smooth));
   }
   if (auto held_out = from_step(evaluation_points(run), plot.first_step); !held_out.empty())
     plot.series.push_back({.name = "held out", .colour = 2, .drawn = Drawn::Dots, .points = std::move(held_out)});

@@ -10,7 +10,7 @@
 namespace halfstep {
 namespace report {
 
-int64_t final_window(int64_t steps) { return std::min<int64_t>(steps, std::clamp<int64_t>(steps / 10, 20, 1000)); }
+int64_t final_window(int64_t steps) { return std::min<int64_t>(steps, std::clamp<int64_t>(steps / 10, 10, 1000)); }
 
 std::vector<Point> evaluation_points(const RunHistory& run) {
   std::vector<Point> points;
