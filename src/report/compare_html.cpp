@@ -141,7 +141,10 @@ std::string comparison_table(const RunComparison& comparison) {
             ? " <span class=\"quiet\">(step " + with_commas(row.evaluation_step) + ")</span>"
             : "";
     rows.push_back({{.html = "<span class=\"swatch c" + std::to_string(colour_of(i)) + "\"></span>" + escaped(row.name)},
-                    number(row.final_loss),
+                    {.html = number(row.final_loss).html +
+                             (row.not_finite > 0 ? " <span class=\"quiet\">(" + with_commas(row.not_finite) + " NaN or Inf)</span>"
+                                                 : ""),
+                     .number = true},
                     {.html = i == 0 ? "–" : difference_text(row.from_first), .number = true},
                     {.html = i == 0 ? "the reference" : std::string(to_string(row.from_first.likeness))},
                     {.html = number(row.evaluation_loss).html + evaluated, .number = true},

@@ -7,7 +7,7 @@
 namespace halfstep::report {
 namespace {
 
-constexpr int64_t kBatches = 10;
+constexpr size_t kMostBatches = 20;
 
 double mean_of(std::span<const double> values) {
   double sum = 0.0;
@@ -15,15 +15,15 @@ double mean_of(std::span<const double> values) {
   return sum / static_cast<double>(values.size());
 }
 
-/// The 97.5% point of Student's t; between whole degrees of freedom linear in their inverse.
+/// The 97.5% point of Student's t for 4 to 19 degrees of freedom; fewer are not asked for, since the interval would
+/// grow without bound where chance makes a few batches alike.
 double t_quantile(double freedom) {
-  static constexpr std::array<double, kBatches> kPoints = {12.7062, 12.7062, 4.3027, 3.1824, 2.7764,
-                                                           2.5706,  2.4469,  2.3646, 2.3060, 2.2622};
-  const auto below = std::clamp<size_t>(static_cast<size_t>(freedom), 1, kPoints.size() - 1);
-  const size_t above = std::min(below + 1, kPoints.size() - 1);
-  if (below == above) return kPoints[below];
-  const double low = 1.0 / static_cast<double>(below), high = 1.0 / static_cast<double>(above);
-  return kPoints[below] + (kPoints[above] - kPoints[below]) * (low - 1.0 / std::max(1.0, freedom)) / (low - high);
+  static constexpr size_t kLeast = 4;
+  static constexpr std::array<double, 16> kPoints = {2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281, 2.2010,
+                                                     2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930};
+  const double place = std::clamp(freedom - kLeast, 0.0, static_cast<double>(kPoints.size() - 1));
+  const auto below = static_cast<size_t>(place), above = std::min(below + 1, kPoints.size() - 1);
+  return kPoints[below] + (kPoints[above] - kPoints[below]) * (place - static_cast<double>(below));
 }
 
 /// Correlation of each with the next. An estimate from so few is too low by (1 + 3 rho) / n (Kendall 1954), which
@@ -44,18 +44,19 @@ double correlation(std::span<const double> centred) {
 
 MeanInterval mean_interval(std::span<const double> values) {
   // The oldest ones are left out if they do not fill a batch.
-  const size_t length = values.size() / kBatches;
-  const auto used = values.last(length * kBatches);
+  const size_t count = std::min(kMostBatches, values.size()), length = values.size() / count;
+  const auto used = values.last(length * count);
   const double mean = mean_of(used);
-  std::array<double, kBatches> batches{};
+  std::vector<double> batches;
   double squares = 0.0;
-  for (size_t i = 0; i < batches.size(); ++i) {
-    batches[i] = mean_of(used.subspan(i * length, length)) - mean;
-    squares += batches[i] * batches[i];
+  for (size_t i = 0; i < count; ++i) {
+    batches.push_back(mean_of(used.subspan(i * length, length)) - mean);
+    squares += batches.back() * batches.back();
   }
   const double rho = correlation(batches);
-  const double worth = std::max(1.0, kBatches * (1 - rho) / (1 + rho));
-  return {.mean = mean, .half_width = t_quantile(worth - 1) * std::sqrt(squares / (kBatches - 1) / worth)};
+  const double worth = std::max(1.0, static_cast<double>(count) * (1 - rho) / (1 + rho));
+  const double variance = squares / static_cast<double>(count - 1) / worth;
+  return {.mean = mean, .half_width = t_quantile(worth - 1) * std::sqrt(variance)};
 }
 
 std::vector<double> without_trend(std::span<const double> values) {

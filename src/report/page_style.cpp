@@ -55,6 +55,7 @@ p { margin: .5em 0; }
 .plot figcaption { display: flex; flex-wrap: wrap; justify-content: space-between; gap: 2px 18px; min-height: 1.5em; }
 .legend { list-style: none; display: flex; flex-wrap: wrap; gap: 0 16px; margin: 0; padding: 0; font-size: .82rem; color: var(--quiet); }
 .legend li { display: flex; align-items: center; gap: 6px; white-space: nowrap; }
+.legend li[hidden] { display: none; }
 .legend output { color: var(--ink); font-weight: 600; }
 .legend output:empty { display: none; }
 .key { width: 16px; height: 0; border-top: 2.5px solid var(--c); border-radius: 2px; flex: none; }
@@ -83,9 +84,7 @@ svg .fine { stroke: var(--c); stroke-width: 1.1; }
 svg .faint { stroke: var(--c); stroke-width: 1; opacity: .38; }
 svg .dots { stroke: var(--c); stroke-width: 8; }
 svg .area { fill: var(--c); stroke: none; }
-svg .mark { stroke: var(--bad); stroke-width: 2; stroke-linecap: butt; }
-svg .bad { stroke: var(--bad); stroke-width: 2; stroke-linecap: butt; }
-svg .many { stroke-width: 1; }
+svg .mark, svg .bad { stroke: var(--bad); fill: var(--bad); stroke-width: 1.6; stroke-linejoin: miter; }
 svg .resumed { stroke: var(--quiet); stroke-width: 1.2; stroke-dasharray: 3 4; stroke-linecap: butt; }
 .c1 { --c: var(--c1); } .c2 { --c: var(--c2); } .c3 { --c: var(--c3); } .c4 { --c: var(--c4); }
 .c5 { --c: var(--c5); } .c6 { --c: var(--c6); } .c7 { --c: var(--c7); } .c8 { --c: var(--c8); }

@@ -109,20 +109,19 @@ std::string grid(const Canvas& canvas, const Plot& plot) {
   return html;
 }
 
-/// Short upright strokes at an edge, one for each column that has such a step.
-std::string strokes(const Canvas& canvas, std::string_view css, const std::vector<int64_t>& steps, bool at_top) {
-  constexpr int64_t kFew = 60;
+/// Bars at an edge, one for each row of neighbouring columns that have such a step: at least a stroke wide.
+std::string bars(const Canvas& canvas, std::string_view css, const std::vector<int64_t>& steps, bool at_top) {
+  constexpr double kColumn = kSide / static_cast<double>(kMostColumns);
+  const std::string inner = coordinate(at_top ? kMarkHeight : kSide - kMarkHeight), edge = at_top ? "0" : "1000";
   std::string d;
-  int64_t latest = -1, drawn = 0;
-  for (const int64_t step : steps) {
-    const double x = canvas.x(static_cast<double>(step));
-    const auto column = static_cast<int64_t>(x * static_cast<double>(kMostColumns) / kSide);
-    if (column == latest) continue;
-    latest = column;
-    ++drawn;
-    d += "M" + coordinate(x) + (at_top ? " 0v" : " 1000v-") + coordinate(kMarkHeight);
+  for (size_t i = 0; i < steps.size();) {
+    const double begin = canvas.x(static_cast<double>(steps[i]));
+    double end = begin;
+    for (; i < steps.size() && canvas.x(static_cast<double>(steps[i])) - end <= kColumn; ++i)
+      end = canvas.x(static_cast<double>(steps[i]));
+    d += "M" + coordinate(begin) + " " + edge + "V" + inner + "H" + coordinate(end) + "V" + edge + "Z";
   }
-  return "<path class=\"" + std::string(css) + (drawn > kFew ? " many" : "") + "\" d=\"" + d + "\"/>\n";
+  return "<path class=\"" + std::string(css) + "\" d=\"" + d + "\"/>\n";
 }
 
 std::string key(const std::string& classes, const std::string& name, bool has_value) {
@@ -270,8 +269,8 @@ std::string plot_html(const Plot& plot) {
     drawing += area_paths(canvas, plot.series, columns);
   else
     for (size_t i = 0; i < plot.series.size(); ++i) drawing += line_path(canvas, plot.series[i], columns[i]);
-  if (!plot.marks.steps.empty()) drawing += strokes(canvas, "mark", plot.marks.steps, false);
-  if (!extent.off.not_finite.empty()) drawing += strokes(canvas, "bad", extent.off.not_finite, true);
+  if (!plot.marks.steps.empty()) drawing += bars(canvas, "mark", plot.marks.steps, false);
+  if (!extent.off.not_finite.empty()) drawing += bars(canvas, "bad", extent.off.not_finite, true);
   return heading + legend(plot, extent.off) + "</figcaption>" + frame(canvas, plot, drawing) + below +
          off_canvas_sentence(extent.off) + "<script type=\"application/json\">" + data_json(plot, columns) +
          "</script></figure>\n";

@@ -49,7 +49,7 @@ std::string warnings(const RunHistory& run, const RunSummary& summary) {
   const auto warn = [&](const std::string& text) { html += "<p class=\"warning\">" + text + "</p>\n"; };
   if (summary.not_finite > 0)
     warn("The loss was NaN or infinite in " + counted(summary.not_finite, "step") +
-         "; red strokes at the upper edge of its plot show where.");
+         "; red bars at the upper edge of its plot show where.");
   if (run.last_line_cut) warn("The last line of the log is cut and left out: a record was being written.");
   for (const auto& [kind, count] : run.unknown_kinds)
     warn(counted(count, "record") + " of the kind <code>" + escaped(kind) +

@@ -67,7 +67,14 @@ std::string same_sentence(const RunComparison& comparison, const Pairs& pairs, c
          (most < 1e-4 ? "less than 0.01%" : "at most " + percent(most)) + ", within the margin of " + percent(RunComparison::kMargin) + ". ";
 }
 
-std::string other_sentence(const std::string& name, const std::string& reference, const LossDifference& from_first) {
+std::string lost_sentence(const RunComparison::Row& row) {
+  if (row.not_finite == 0) return "";
+  return row.name + " has lost its loss: it is NaN or Inf in " + counted(row.not_finite, "step") + " of these. ";
+}
+
+std::string other_sentence(const RunComparison::Row& row, const RunComparison::Row& first,
+                           const LossDifference& from_first) {
+  const std::string &name = row.name, &reference = first.name;
   switch (from_first.likeness) {
     case Likeness::Same:
       return "";  // told by its group; it is not in the first one because of another member
@@ -79,7 +86,7 @@ std::string other_sentence(const std::string& name, const std::string& reference
              difference_text(from_first) +
              (from_first.paired ? "" : ", unpaired because " + from_first.why_unpaired) + ". ";
     case Likeness::NotFinite:
-      return name + " or " + reference + " has lost its loss to NaN or Inf. ";
+      return lost_sentence(first) + lost_sentence(row);
     case Likeness::TooShort:
       return name + " and " + reference + " have too few steps in common to compare. ";
   }
@@ -105,9 +112,11 @@ std::string comparison_sentence(const RunComparison& comparison) {
   if (text.empty()) text = "No two runs are the same within noise. ";
   for (size_t i = 1; i < groups.size(); ++i)
     for (const size_t run : groups[i])
-      text += other_sentence(comparison.rows[run].name, comparison.rows.front().name, pairs.of(0, run));
-  text += "Compared over steps " + with_commas(comparison.first_step) + " to " + with_commas(comparison.last_step) + ".";
-  return text;
+      text += other_sentence(comparison.rows[run], comparison.rows.front(), pairs.of(0, run));
+  const bool all_there = std::ranges::all_of(
+      comparison.rows, [&](const auto& row) { return row.summary.last_step == comparison.last_step; });
+  return text + "Compared over steps " + with_commas(comparison.first_step) + " to " +
+         with_commas(comparison.last_step) + (all_there ? "." : ", the last that all of them have.");
 }
 
 }  // namespace halfstep::report
