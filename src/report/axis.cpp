@@ -46,7 +46,7 @@ std::string decade_label(int exponent) {
 Axis log10_axis(double low, double high) {
   constexpr int kMostTicks = 6;
   Axis axis{.kind = AxisKind::Log10, .low = low / 1.1, .high = high * 1.1};
-  if (high / low < 2) {  // ticks of a linear axis tell more
+  if (high / low < 6) {  // 1, 2, 5, 10 would leave a tick or two
     axis.ticks = linear_ticks(axis.low, axis.high, round_spacing(axis.high - axis.low, 4));
     return axis;
   }

@@ -140,13 +140,14 @@ std::string comparison_table(const RunComparison& comparison) {
         row.evaluation_loss && row.evaluation_step != comparison.last_step
             ? " <span class=\"quiet\">(step " + with_commas(row.evaluation_step) + ")</span>"
             : "";
-    rows.push_back({{.html = "<span class=\"swatch c" + std::to_string(colour_of(i)) + "\"></span>" + escaped(row.name)},
+    rows.push_back({{.html = "<span class=\"nowrap\"><span class=\"swatch c" + std::to_string(colour_of(i)) + "\"></span>" +
+                             escaped(row.name) + "</span>"},
                     {.html = number(row.final_loss).html +
                              (row.not_finite > 0 ? " <span class=\"quiet\">(" + with_commas(row.not_finite) + " NaN or Inf)</span>"
                                                  : ""),
                      .number = true},
                     {.html = i == 0 ? "–" : difference_text(row.from_first), .number = true},
-                    {.html = i == 0 ? "the reference" : std::string(to_string(row.from_first.likeness))},
+                    {.html = i == 0 ? "reference" : std::string(to_string(row.from_first.likeness))},
                     {.html = number(row.evaluation_loss).html + evaluated, .number = true},
                     {.html = row.summary.tokens_per_second ? with_suffix(*row.summary.tokens_per_second) : "–", .number = true},
                     {.html = row.summary.peak_bytes > 0 ? bytes_text(static_cast<double>(row.summary.peak_bytes)) : "–",

@@ -2,6 +2,7 @@
 
 #include <charconv>
 #include <cmath>
+#include <nlohmann/json.hpp>
 
 #include "log/log_text.h"
 #include "report/page_parts.h"
@@ -58,8 +59,7 @@ std::string escaped(std::string_view text) {
 }
 
 std::string json_text(std::string_view text) {
-  std::string result;
-  log::append_json_text(result, text);
+  std::string result = nlohmann::json(text).dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
   for (size_t i = result.find('<'); i != std::string::npos; i = result.find('<', i)) result.replace(i, 1, "\\u003c");
   return result;
 }

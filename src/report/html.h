@@ -11,7 +11,7 @@ namespace halfstep::report {
 /// control characters their pictures (U+2400 on), and those that turn the direction of text, U+FFFD.
 std::string escaped(std::string_view text);
 
-/// A text that is JSON within a script element: no "<" is left in it.
+/// A text as JSON within a script element: plain ASCII, without a "<".
 std::string json_text(std::string_view text);
 
 /// The shortest that gives back six significant digits; "null" if it is not finite.

@@ -80,7 +80,6 @@ p { margin: .5em 0; }
 svg path { fill: none; vector-effect: non-scaling-stroke; stroke-linejoin: round; stroke-linecap: round; }
 svg .grid { stroke: var(--grid); stroke-width: 1; stroke-linecap: butt; }
 svg .line { stroke: var(--c); stroke-width: 1.8; }
-svg .fine { stroke: var(--c); stroke-width: 1.1; }
 svg .faint { stroke: var(--c); stroke-width: 1; opacity: .38; }
 svg .dots { stroke: var(--c); stroke-width: 8; }
 svg .area { fill: var(--c); stroke: none; }
@@ -101,6 +100,7 @@ th:last-child, td:last-child { padding-right: 0; }
 .bar { display: block; height: 9px; min-width: 1px; background: var(--c); border-radius: 2px;
   -webkit-print-color-adjust: exact; print-color-adjust: exact; }
 .bars td:nth-child(2) { width: 45%; min-width: 90px; vertical-align: middle; }
+.nowrap { white-space: nowrap; }
 .swatch { display: inline-block; width: 10px; height: 10px; margin-right: 8px; background: var(--c);
   -webkit-print-color-adjust: exact; print-color-adjust: exact; }
 pre { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; font: .85rem/1.5 ui-monospace, "SF Mono", Menlo, Consolas,

@@ -39,7 +39,6 @@ class Canvas {
 
 std::string style_class(const Series& series) {
   const char* const drawn = series.drawn == Drawn::Faint  ? "faint"
-                            : series.drawn == Drawn::Fine ? "fine"
                             : series.drawn == Drawn::Dots ? "dots"
                             : series.drawn == Drawn::Area ? "area"
                                                           : "line";

@@ -17,7 +17,6 @@ inline constexpr int64_t kMostAreaColumns = 120;
 
 enum class Drawn {
   Line,
-  Fine,   ///< a line that jumps from step to step
   Faint,  ///< a line behind another that says more
   Dots,
   Area,   ///< on top of the areas before it; the mean of each column

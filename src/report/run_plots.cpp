@@ -26,6 +26,8 @@ Plot plot_of(const RunHistory& run, const std::string& title) {
   return {.title = title, .first_step = first, .last_step = last, .resumed_after = resumed_after(run)};
 }
 
+int64_t smoothing_window(const RunHistory& run) { return std::ssize(run.steps) / 50 | 1; }
+
 /// One loss of 1e6 would leave a flat line of all the others.
 bool wants_log_axis(const std::vector<Point>& points) {
   std::vector<double> values;
@@ -49,7 +51,7 @@ std::string loss_plot(const RunHistory& run, Plot plot) {
   const std::vector<Point> all = points_of(run, always(&StepRecord::loss));
   std::vector<Point> loss = from_step(all, plot.first_step);
   if (wants_log_axis(loss)) plot.kind = AxisKind::Log10;
-  const int64_t window = std::ssize(run.steps) / 50 | 1;
+  const int64_t window = smoothing_window(run);
   if (std::ssize(loss) < kFewSteps) {
     plot.series.push_back({.name = "training", .points = std::move(loss)});
   } else {
@@ -74,10 +76,16 @@ std::string loss_plots(const RunHistory& run) {
   return loss_plot(run, whole) + loss_plot(run, end);
 }
 
-std::string single_plot(const RunHistory& run, Plot plot, int colour, Drawn drawn, auto value) {
+/// A value that jumps from step to step is faint behind its smoothed self, if there are many.
+std::string single_plot(const RunHistory& run, Plot plot, int colour, bool jumps, auto value) {
   auto points = points_of(run, value);
   if (points.empty()) return "";
-  plot.series.push_back({.colour = colour, .drawn = drawn, .points = std::move(points)});
+  const bool smooth = jumps && std::ssize(points) >= kFewSteps;
+  Series over = smooth ? smooth_series("smoothed", colour, points, smoothing_window(run)) : Series{};
+  over.not_finite.clear();  // told by the steps themselves
+  over.in_legend = false;
+  plot.series.push_back({.colour = colour, .drawn = smooth ? Drawn::Faint : Drawn::Line, .points = std::move(points)});
+  if (smooth) plot.series.push_back(std::move(over));
   return plot_html(plot);
 }
 
@@ -87,7 +95,7 @@ std::string loss_scale_plot(const RunHistory& run) {
   plot.marks.name = "skipped";
   for (const StepRecord& record : run.steps)
     if (record.skipped) plot.marks.steps.push_back(record.step);
-  return single_plot(run, plot, 4, Drawn::Line, perhaps(&StepRecord::loss_scale));
+  return single_plot(run, plot, 4, false, perhaps(&StepRecord::loss_scale));
 }
 
 std::string share_plot(const RunHistory& run, const std::string& title, int colour,
@@ -95,7 +103,7 @@ std::string share_plot(const RunHistory& run, const std::string& title, int colo
   Plot plot = plot_of(run, title);
   plot.unit = "%";
   plot.from_zero = true;
-  return single_plot(run, plot, colour, Drawn::Fine, [share](const StepRecord& record) -> std::optional<double> {
+  return single_plot(run, plot, colour, true, [share](const StepRecord& record) -> std::optional<double> {
     if (!(record.*share)) return {};
     return 100 * *(record.*share);
   });
@@ -236,8 +244,8 @@ std::string training_plots(const RunHistory& run) {
   norm.unit = "before clipping";
   Plot rate = plot_of(run, "Learning rate");
   rate.from_zero = true;
-  return loss_plots(run) + single_plot(run, rate, 3, Drawn::Line, always(&StepRecord::lr)) +
-         single_plot(run, norm, 1, Drawn::Fine, always(&StepRecord::grad_norm)) + loss_scale_plot(run) +
+  return loss_plots(run) + single_plot(run, rate, 3, false, always(&StepRecord::lr)) +
+         single_plot(run, norm, 1, true, always(&StepRecord::grad_norm)) + loss_scale_plot(run) +
          share_plot(run, "Updates too small to move a weight", 2, &StepRecord::stalled_share);
 }
 
@@ -246,7 +254,7 @@ std::string speed_plots(const RunHistory& run) {
   Plot speed = plot_of(run, "Speed");
   speed.unit = run.sittings.back().header.unit + "/s";
   speed.from_zero = true;
-  return single_plot(run, speed, 3, Drawn::Fine, always(&StepRecord::tokens_per_second)) +
+  return single_plot(run, speed, 3, true, always(&StepRecord::tokens_per_second)) +
          share_plot(run, "Share of the machine's peak", 4, &StepRecord::share_of_peak) + phase_plot(run) +
          phase_table(run);
 }
