@@ -41,9 +41,9 @@ struct RunHistory {
     std::string text;
   };
 
-  std::string name;                  ///< of the folder, for headings
-  std::vector<Sitting> sittings{};   ///< at least one
-  std::vector<StepRecord> steps{};   ///< those that were logged, ascending
+  std::string name;                 ///< of the folder, for headings
+  std::vector<Sitting> sittings{};  ///< at least one
+  std::vector<StepRecord> steps{};  ///< those that were logged, ascending
   std::vector<EvaluationRecord> evaluations{};
   std::vector<SampleRecord> samples{};
   std::vector<Note> notes{};
@@ -60,29 +60,29 @@ struct RunHistory {
 
 /// The figures of a run that its heading tells.
 struct RunSummary {
-  std::string trained;                      ///< "gpt2, 6 blocks of width 384, bf16"; empty if not known
-  int64_t planned_steps = 0;                ///< 0 if not known
+  std::string trained;        ///< "gpt2, 6 blocks of width 384, bf16"; empty if not known
+  int64_t planned_steps = 0;  ///< 0 if not known
   int64_t last_step = 0;
-  double seconds = 0.0;                     ///< of all sittings
-  int64_t tokens = 0;                       ///< in the logged steps
-  std::optional<double> first_loss{};       ///< of the first step
-  std::optional<double> final_loss{};       ///< mean of the finite ones among the last `final_steps`
+  double seconds = 0.0;                ///< of all sittings
+  int64_t tokens = 0;                  ///< in the logged steps
+  std::optional<double> first_loss{};  ///< of the first step
+  std::optional<double> final_loss{};  ///< mean of the finite ones among the last `final_steps`
   int64_t final_steps = 0;
-  std::optional<double> evaluation_loss{};  ///< the last one
-  std::optional<double> accuracy{};         ///< of the same evaluation
+  std::optional<double> evaluation_loss{};    ///< the last one
+  std::optional<double> accuracy{};           ///< of the same evaluation
   std::optional<double> tokens_per_second{};  ///< median of the steps
   std::optional<double> share_of_peak{};      ///< median
   std::optional<double> stalled_share{};      ///< mean over the last `final_steps`
   int64_t skipped = 0;
-  int64_t not_finite = 0;       ///< steps whose loss is NaN or infinite
-  int64_t peak_bytes = 0;       ///< the most of any step; 0 if not measured
-  std::string verdict;          ///< all of it in a few sentences
+  int64_t not_finite = 0;  ///< steps whose loss is NaN or infinite
+  int64_t peak_bytes = 0;  ///< the most of any step; 0 if not measured
+  std::string verdict;     ///< all of it in a few sentences
 };
 
 [[nodiscard]] HALFSTEP_API RunSummary summarize(const RunHistory& run);
 
-/// One HTML page with everything in it: nothing is fetched, no script is needed to read it. Its size is bounded
-/// whatever the length of the run; what it leaves out it counts.
+/// One HTML page with everything in it: nothing is fetched, no script is needed to read it. Its size is
+/// bounded whatever the length of the run; what it leaves out it counts.
 [[nodiscard]] HALFSTEP_API std::string report_html(const RunHistory& run);
 
 /// What can be said of two runs' losses at the same steps.
@@ -123,7 +123,7 @@ struct RunComparison {
     RunSummary summary{};
   };
 
-  std::string sentence;  ///< which runs are the same within noise
+  std::string sentence;                   ///< which runs are the same within noise
   int64_t first_step = 0, last_step = 0;  ///< of the window in which losses are compared
   std::vector<Row> rows{};
   /// One for each pair i < j, in the order (0,1), (0,2), ..., (1,2), ...

@@ -41,7 +41,16 @@ std::string formatted(const char* format, double value) {
   return text;
 }
 
-std::string loss_text(const std::optional<double>& loss) { return loss ? formatted("%.4f", *loss) : "-"; }
+std::string loss_text(const std::optional<double>& loss) {
+  if (!loss) return "-";
+  return std::isnan(*loss) ? "NaN" : formatted("%.4f", *loss);
+}
+
+/// The mean of the finite ones says little where others are not.
+std::string loss_text(const RunComparison::Row& row) {
+  const std::string lost = row.not_finite > 0 ? " (" + std::to_string(row.not_finite) + " NaN or Inf)" : "";
+  return loss_text(row.final_loss) + lost;
+}
 
 std::string difference_text(const LossDifference& difference, bool of_the_first) {
   if (of_the_first) return "-";
@@ -57,10 +66,12 @@ void print_table(const RunComparison& comparison) {
       {"run", "loss", "difference, 95%", "held out", "per second", "peak MB", "skipped", "steps"}};
   for (size_t i = 0; i < comparison.rows.size(); ++i) {
     const auto& row = comparison.rows[i];
-    rows.push_back({fit_for_terminal(row.name), loss_text(row.final_loss), difference_text(row.from_first, i == 0),
+    rows.push_back({fit_for_terminal(row.name), loss_text(row), difference_text(row.from_first, i == 0),
                     loss_text(row.evaluation_loss),
                     row.summary.tokens_per_second ? formatted("%.0f", *row.summary.tokens_per_second) : "-",
-                    row.summary.peak_bytes > 0 ? formatted("%.0f", static_cast<double>(row.summary.peak_bytes) / 1e6) : "-",
+                    row.summary.peak_bytes > 0
+                        ? formatted("%.0f", static_cast<double>(row.summary.peak_bytes) / 1e6)
+                        : "-",
                     std::to_string(row.summary.skipped), std::to_string(row.summary.last_step)});
   }
   std::vector<size_t> widths(rows.front().size(), 0);
@@ -68,8 +79,8 @@ void print_table(const RunComparison& comparison) {
     for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
   for (const auto& row : rows) {
     for (size_t i = 0; i < row.size(); ++i)
-      std::cout << (i == 0 ? "" : "  ") << (i == 0 ? std::left : std::right) << std::setw(static_cast<int>(widths[i]))
-                << row[i];
+      std::cout << (i == 0 ? "" : "  ") << (i == 0 ? std::left : std::right)
+                << std::setw(static_cast<int>(widths[i])) << row[i];
     std::cout << "\n";
   }
 }
@@ -93,10 +104,12 @@ void compare(const Request& request) {
 }  // namespace
 
 void add_compare(CLI::App& program) {
-  CLI::App* const compare_app =
-      program.add_subcommand("compare", "Say which runs are the same within noise, and lay their curves over each other");
+  CLI::App* const compare_app = program.add_subcommand(
+      "compare", "Say which runs are the same within noise, and lay their curves over each other");
   const auto request = std::make_shared<Request>();
-  compare_app->add_option("runs", request->runs, std::string("Folders of two runs or more; the first is the reference"))
+  compare_app
+      ->add_option("runs", request->runs,
+                   std::string("Folders of two runs or more; the first is the reference"))
       ->required()
       ->expected(2, -1);
   compare_app->add_option("--html", request->html, std::string("Write the curves into this page"));

@@ -19,12 +19,12 @@ double round_spacing(double range, int most) {
 
 std::string label_of(double value, double spacing) {
   if (std::abs(value) < spacing * 1e-6) return "0";
-  if (std::abs(value) >= 10000) return with_suffix(value);
   // As many digits as tell one tick from the next.
-  const int digits_needed = static_cast<int>(std::floor(std::log10(std::abs(value)) + 1e-9) -
-                                             std::floor(std::log10(spacing) + 1e-9)) +
-                            1;
-  return short_digits(value, std::clamp(digits_needed, 1, 12));
+  const int needed = static_cast<int>(std::floor(std::log10(std::abs(value)) + 1e-9) -
+                                      std::floor(std::log10(spacing) + 1e-9)) +
+                     1;
+  const int shown = std::clamp(needed, 1, 12);
+  return std::abs(value) >= 10000 ? with_suffix(value, shown) : short_digits(value, shown);
 }
 
 std::vector<Tick> linear_ticks(double low, double high, double spacing) {
@@ -40,14 +40,15 @@ std::string power_label(int base, int exponent) {
 }
 
 std::string decade_label(int exponent) {
-  return exponent >= -3 && exponent <= 4 ? short_digits(std::pow(10.0, exponent), 6) : power_label(10, exponent);
+  return exponent >= -3 && exponent <= 4 ? short_digits(std::pow(10.0, exponent), 6)
+                                         : power_label(10, exponent);
 }
 
 Axis log10_axis(double low, double high) {
   constexpr int kMostTicks = 6;
   Axis axis{.kind = AxisKind::Log10, .low = low / 1.1, .high = high * 1.1};
   if (high / low < 6) {  // 1, 2, 5, 10 would leave a tick or two
-    axis.ticks = linear_ticks(axis.low, axis.high, round_spacing(axis.high - axis.low, 4));
+    axis.ticks = linear_ticks(axis.low, axis.high, round_spacing(axis.high - axis.low, 6));
     return axis;
   }
   const int first = static_cast<int>(std::floor(std::log10(axis.low)));
@@ -59,7 +60,8 @@ Axis log10_axis(double low, double high) {
       if (factor > 1 && axis.high / axis.low > 300) break;
       const double value = factor * power;
       if (value < axis.low || value > axis.high) continue;
-      axis.ticks.push_back({.value = value, .label = factor > 1 ? short_digits(value, 1) : decade_label(exponent)});
+      axis.ticks.push_back(
+          {.value = value, .label = factor > 1 ? short_digits(value, 1) : decade_label(exponent)});
     }
   }
   return axis;
@@ -67,7 +69,8 @@ Axis log10_axis(double low, double high) {
 
 Axis log2_axis(double low, double high) {
   constexpr int kMostTicks = 6;
-  const int first = static_cast<int>(std::floor(std::log2(low))), last = static_cast<int>(std::ceil(std::log2(high)));
+  const int first = static_cast<int>(std::floor(std::log2(low))),
+            last = static_cast<int>(std::ceil(std::log2(high)));
   Axis axis{.kind = AxisKind::Log2, .low = std::ldexp(1.0, first) / 1.5, .high = std::ldexp(1.0, last) * 1.5};
   const int every = (last - first) / kMostTicks + 1;
   for (int exponent = first + ((-first % every) + every) % every; exponent <= last; exponent += every)
@@ -103,7 +106,8 @@ Axis axis_around(AxisKind kind, double low, double high, bool from_zero) {
   const double spacing = round_spacing(high - low, kMostSpaces);
   // The last tick below or above the values, whichever wastes less than a third of a space.
   const double margin = 0.04 * (high - low);
-  Axis axis{.low = from_zero && low == 0 ? 0.0 : low - margin, .high = from_zero && high == 0 ? 0.0 : high + margin};
+  Axis axis{.low = from_zero && low == 0 ? 0.0 : low - margin,
+            .high = from_zero && high == 0 ? 0.0 : high + margin};
   axis.ticks = linear_ticks(axis.low, axis.high, spacing);
   return axis;
 }

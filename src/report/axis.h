@@ -23,7 +23,8 @@ struct Axis {
   bool holds(double value) const;  ///< finite, and above 0 if it must be
 };
 
-/// Around finite values from `low` to `high`, with three to seven ticks at round numbers. `from_zero` takes 0 in.
+/// Around finite values from `low` to `high`, with three to seven ticks at round numbers. `from_zero` takes 0
+/// in.
 Axis axis_around(AxisKind kind, double low, double high, bool from_zero);
 
 /// Whole steps from the first to the last, without room beside them.

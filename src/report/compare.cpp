@@ -46,7 +46,8 @@ Likeness judged(const LossDifference& difference) {
   return Likeness::Unclear;
 }
 
-LossDifference difference_of(const RunHistory& a, const RunHistory& b, int64_t first_step, int64_t last_step) {
+LossDifference difference_of(const RunHistory& a, const RunHistory& b, int64_t first_step,
+                             int64_t last_step) {
   LossDifference result;
   const Common common = common_losses(a, b, last_step);
   result.why_unpaired = report::why_not_the_same_batches(a, b);
@@ -87,7 +88,9 @@ LossDifference difference_of(const RunHistory& a, const RunHistory& b, int64_t f
 }
 
 /// A fifth of the steps, at least 20 and at most 2,000.
-int64_t compared_window(int64_t steps) { return std::min<int64_t>(steps, std::clamp<int64_t>(steps / 5, 20, 2000)); }
+int64_t compared_window(int64_t steps) {
+  return std::min<int64_t>(steps, std::clamp<int64_t>(steps / 5, 20, 2000));
+}
 
 void set_window(RunComparison& comparison, std::span<const RunHistory> runs) {
   const auto last = [](const RunHistory& run) { return run.steps.back().step; };
@@ -104,7 +107,8 @@ RunComparison::Row row_of(const RunHistory& run, const RunComparison& comparison
     return point.step < comparison.first_step || point.step > comparison.last_step;
   });
   row.final_loss = report::finite_mean(loss);
-  row.not_finite = std::ranges::count_if(loss, [](const Point& point) { return !std::isfinite(point.value); });
+  row.not_finite =
+      std::ranges::count_if(loss, [](const Point& point) { return !std::isfinite(point.value); });
   for (const Point& point : report::evaluation_points(run)) {
     if (point.step > comparison.last_step) break;
     row.evaluation_loss = point.value;
@@ -132,7 +136,8 @@ std::string_view to_string(Likeness likeness) {
 }
 
 RunComparison compare_runs(std::span<const RunHistory> runs) {
-  HALFSTEP_CHECK(runs.size() >= 2, "compare: ", runs.size(), " run(s) given; a comparison needs two or more.");
+  HALFSTEP_CHECK(runs.size() >= 2, "compare: ", runs.size(),
+                 " run(s) given; a comparison needs two or more.");
   for (const RunHistory& run : runs)
     HALFSTEP_CHECK(!run.steps.empty(), "compare: run '", run.name, "' has logged no step yet.");
   RunComparison comparison;

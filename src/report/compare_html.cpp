@@ -118,7 +118,7 @@ std::string plots(Runs runs, const RunComparison& comparison) {
   speed.from_zero = true;
   Plot rate = plot_over(runs, "Learning rate");
   rate.from_zero = true;
-  const auto always = [](auto StepRecord::*field) {
+  const auto always = [](auto StepRecord::* field) {
     return [field](const StepRecord& record) { return std::optional<double>(record.*field); };
   };
   return loss_plot(runs, "Loss", 0, true) + difference_plot(runs) +
@@ -140,23 +140,26 @@ std::string comparison_table(const RunComparison& comparison) {
         row.evaluation_loss && row.evaluation_step != comparison.last_step
             ? " <span class=\"quiet\">(step " + with_commas(row.evaluation_step) + ")</span>"
             : "";
-    rows.push_back({{.html = "<span class=\"nowrap\"><span class=\"swatch c" + std::to_string(colour_of(i)) + "\"></span>" +
-                             escaped(row.name) + "</span>"},
-                    {.html = number(row.final_loss).html +
-                             (row.not_finite > 0 ? " <span class=\"quiet\">(" + with_commas(row.not_finite) + " NaN or Inf)</span>"
-                                                 : ""),
-                     .number = true},
-                    {.html = i == 0 ? "–" : difference_text(row.from_first), .number = true},
-                    {.html = i == 0 ? "reference" : std::string(to_string(row.from_first.likeness))},
-                    {.html = number(row.evaluation_loss).html + evaluated, .number = true},
-                    {.html = row.summary.tokens_per_second ? with_suffix(*row.summary.tokens_per_second) : "–", .number = true},
-                    {.html = row.summary.peak_bytes > 0 ? bytes_text(static_cast<double>(row.summary.peak_bytes)) : "–",
-                     .number = true},
-                    {.html = with_commas(row.summary.skipped), .number = true},
-                    {.html = with_commas(row.summary.last_step), .number = true}});
+    rows.push_back(
+        {{.html = "<span class=\"nowrap\"><span class=\"swatch c" + std::to_string(colour_of(i)) +
+                  "\"></span>" + escaped(row.name) + "</span>"},
+         {.html = number(row.final_loss).html +
+                  (row.not_finite > 0
+                       ? " <span class=\"quiet\">(" + with_commas(row.not_finite) + " NaN or Inf)</span>"
+                       : ""),
+          .number = true},
+         {.html = i == 0 ? "–" : difference_text(row.from_first), .number = true},
+         {.html = i == 0 ? "reference" : std::string(to_string(row.from_first.likeness))},
+         {.html = number(row.evaluation_loss).html + evaluated, .number = true},
+         {.html = row.summary.tokens_per_second ? with_suffix(*row.summary.tokens_per_second) : "–",
+          .number = true},
+         {.html = row.summary.peak_bytes > 0 ? bytes_text(static_cast<double>(row.summary.peak_bytes)) : "–",
+          .number = true},
+         {.html = with_commas(row.summary.skipped), .number = true},
+         {.html = with_commas(row.summary.last_step), .number = true}});
   }
-  return table({"run", "training loss", "difference, 95%", "", "held-out loss", "per second", "peak memory", "skipped",
-                "steps"},
+  return table({"run", "training loss", "difference, 95%", "", "held-out loss", "per second", "peak memory",
+                "skipped", "steps"},
                rows);
 }
 
@@ -192,9 +195,11 @@ std::string configuration_differences(Runs runs) {
   std::vector<std::vector<Cell>> rows;
   for (const std::string& key : order) {
     const auto value_in = [&](const auto& keys) { return keys.contains(key) ? keys.at(key) : std::string(); };
-    if (std::ranges::all_of(all, [&](const auto& keys) { return value_in(keys) == value_in(all.front()); })) continue;
+    if (std::ranges::all_of(all, [&](const auto& keys) { return value_in(keys) == value_in(all.front()); }))
+      continue;
     rows.push_back({{.html = "<code>" + escaped(key) + "</code>"}});
-    for (const auto& keys : all) rows.back().push_back({.html = "<code>" + escaped(value_in(keys)) + "</code>"});
+    for (const auto& keys : all)
+      rows.back().push_back({.html = "<code>" + escaped(value_in(keys)) + "</code>"});
   }
   std::vector<std::string> headings = {"key"};
   for (const RunHistory& run : runs) headings.push_back(escaped(run.name));
@@ -212,11 +217,13 @@ std::string compare_html(Runs runs) {
   for (const RunHistory& run : runs) names += (names.empty() ? "" : " · ") + run.name;
   const std::string body =
       "<main>\n<header><div class=\"headline\"><h1>" + escaped(names) + "</h1></div>\n<p class=\"verdict\">" +
-      escaped(comparison.sentence) + "</p></header>\n<section class=\"compared\">" + comparison_table(comparison) +
-      "<p class=\"note\">Training loss: mean over steps " + with_commas(comparison.first_step) + " to " +
-      with_commas(comparison.last_step) + ". The difference is that of the training loss from the first run's, of its "
+      escaped(comparison.sentence) + "</p></header>\n<section class=\"compared\">" +
+      comparison_table(comparison) + "<p class=\"note\">Training loss: mean over steps " +
+      with_commas(comparison.first_step) + " to " + with_commas(comparison.last_step) +
+      ". The difference is that of the training loss from the first run's, of its "
       "loss, with its 95% interval; runs are the same if the whole interval is within " +
-      percent(RunComparison::kMargin) + ", different if all of it is beyond.</p></section>\n<section><div class=\"plots comparing\">" +
+      percent(RunComparison::kMargin) +
+      ", different if all of it is beyond.</p></section>\n<section><div class=\"plots comparing\">" +
       plots(runs, comparison) + "</div></section>\n" + configuration_differences(runs) +
       "<footer>Made by Halfstep " HALFSTEP_VERSION " from the runs' log.jsonl.</footer>\n</main>\n";
   return page(names + " – Halfstep", body);

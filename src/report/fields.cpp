@@ -18,7 +18,8 @@ constexpr size_t kMostBytes = size_t{64} << 20, kMostFields = 100'000, kMostNest
 }  // namespace
 
 const std::vector<Field>& RecordReader::read(std::string_view line) {
-  if (line.size() > kMostBytes) throw BadRecord(detail::concat("has ", line.size(), " bytes; it is no record."));
+  if (line.size() > kMostBytes)
+    throw BadRecord(detail::concat("has ", line.size(), " bytes; it is no record."));
   // nlohmann 3.11 takes a NUL for the end of the text.
   if (line.find('\0') != std::string_view::npos) throw BadRecord("has a NUL byte.");
   if (fields_.empty()) fields_.emplace_back();
@@ -38,7 +39,8 @@ bool RecordReader::put(Value&& value) {
 }
 
 bool RecordReader::number_unsigned(number_unsigned_t value) {
-  if (value <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) return put(static_cast<int64_t>(value));
+  if (value <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
+    return put(static_cast<int64_t>(value));
   return put(static_cast<double>(value));
 }
 

@@ -19,8 +19,8 @@ class BadRecord : public Error {
   using Error::Error;
 };
 
-/// One line after another, kept flat as the parser tells of it: a tree of JSON takes three times as long, and a log
-/// has a line for each step. The memory of a line is used again for the next.
+/// One line after another, kept flat as the parser tells of it: a tree of JSON takes three times as long, and
+/// a log has a line for each step. The memory of a line is used again for the next.
 class RecordReader : private nlohmann::json_sax<nlohmann::json> {
  public:
   struct Object {};
@@ -59,8 +59,8 @@ class RecordReader : private nlohmann::json_sax<nlohmann::json> {
   int arrays_ = 0;
 };
 
-/// An object of the record that was read last. Fields that nobody asks for are left alone: later versions may add
-/// some.
+/// An object of the record that was read last. Fields that nobody asks for are left alone: later versions may
+/// add some.
 class Fields {
  public:
   Fields(RecordReader& reader, std::string_view line) : all_(reader.read(line)), count_(reader.count()) {}
@@ -78,7 +78,8 @@ class Fields {
   std::vector<std::string_view> names() const;
 
  private:
-  Fields(const Fields& outer, size_t object) : all_(outer.all_), count_(outer.count_), object_(object), next_(object) {}
+  Fields(const Fields& outer, size_t object)
+      : all_(outer.all_), count_(outer.count_), object_(object), next_(object) {}
   const RecordReader::Field* find(std::string_view name) const;
   const RecordReader::Field& at(std::string_view name) const;
 

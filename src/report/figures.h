@@ -21,7 +21,8 @@ std::vector<Point> points_of(const RunHistory& run, auto value) {
   std::vector<Point> points;
   points.reserve(run.steps.size());
   for (const StepRecord& record : run.steps)
-    if (const std::optional<double> found = value(record)) points.push_back({.step = record.step, .value = *found});
+    if (const std::optional<double> found = value(record))
+      points.push_back({.step = record.step, .value = *found});
   return points;
 }
 

@@ -60,7 +60,8 @@ std::string escaped(std::string_view text) {
 
 std::string json_text(std::string_view text) {
   std::string result = nlohmann::json(text).dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
-  for (size_t i = result.find('<'); i != std::string::npos; i = result.find('<', i)) result.replace(i, 1, "\\u003c");
+  for (size_t i = result.find('<'); i != std::string::npos; i = result.find('<', i))
+    result.replace(i, 1, "\\u003c");
   return result;
 }
 
@@ -88,7 +89,8 @@ std::string table(const std::vector<std::string>& headings, const std::vector<st
 }
 
 std::string page(std::string_view title, std::string_view body) {
-  std::string html = "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
+  std::string html =
+      "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
       "<meta name=\"color-scheme\" content=\"light dark\">\n"
       // Should a text get past escaping after all: it may run nothing but our script, and fetch nothing.

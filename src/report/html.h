@@ -7,8 +7,8 @@
 
 namespace halfstep::report {
 
-/// Fit for the text of an element and for an attribute in double quotes. Bytes that are not UTF-8 become U+FFFD,
-/// control characters their pictures (U+2400 on), and those that turn the direction of text, U+FFFD.
+/// Fit for the text of an element and for an attribute in double quotes. Bytes that are not UTF-8 become
+/// U+FFFD, control characters their pictures (U+2400 on), and those that turn the direction of text, U+FFFD.
 std::string escaped(std::string_view text);
 
 /// A text as JSON within a script element: plain ASCII, without a "<".

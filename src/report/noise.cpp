@@ -15,19 +15,20 @@ double mean_of(std::span<const double> values) {
   return sum / static_cast<double>(values.size());
 }
 
-/// The 97.5% point of Student's t for 4 to 19 degrees of freedom; fewer are not asked for, since the interval would
-/// grow without bound where chance makes a few batches alike.
+/// The 97.5% point of Student's t for 4 to 19 degrees of freedom; fewer are not asked for, since the interval
+/// would grow without bound where chance makes a few batches alike.
 double t_quantile(double freedom) {
   static constexpr size_t kLeast = 4;
-  static constexpr std::array<double, 16> kPoints = {2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281, 2.2010,
-                                                     2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930};
+  static constexpr std::array<double, 16> kPoints = {2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622,
+                                                     2.2281, 2.2010, 2.1788, 2.1604, 2.1448, 2.1314,
+                                                     2.1199, 2.1098, 2.1009, 2.0930};
   const double place = std::clamp(freedom - kLeast, 0.0, static_cast<double>(kPoints.size() - 1));
   const auto below = static_cast<size_t>(place), above = std::min(below + 1, kPoints.size() - 1);
   return kPoints[below] + (kPoints[above] - kPoints[below]) * (place - static_cast<double>(below));
 }
 
-/// Correlation of each with the next. An estimate from so few is too low by (1 + 3 rho) / n (Kendall 1954), which
-/// is given back; one below 0 would only make us surer, and is not believed.
+/// Correlation of each with the next. An estimate from so few is too low by (1 + 3 rho) / n (Kendall 1954),
+/// which is given back; one below 0 would only make us surer, and is not believed.
 double correlation(std::span<const double> centred) {
   constexpr double kMost = 0.9;
   double squares = 0.0, products = 0.0;
@@ -69,7 +70,8 @@ std::vector<double> without_trend(std::span<const double> values) {
   }
   const double slope = squares > 0 ? products / squares : 0.0;
   std::vector<double> result;
-  for (size_t i = 0; i < values.size(); ++i) result.push_back(values[i] - slope * (static_cast<double>(i) - middle));
+  for (size_t i = 0; i < values.size(); ++i)
+    result.push_back(values[i] - slope * (static_cast<double>(i) - middle));
   return result;
 }
 

@@ -15,8 +15,8 @@ struct MeanInterval {
   double half_width = 0.0;  ///< of the 95% interval
 };
 
-/// By the means of twenty batches of neighbours, counted for as many as they are worth, given how much each resembles
-/// the next. docs/report.md tells how often it misses. At least kLeastValues finite numbers.
+/// By the means of twenty batches of neighbours, counted for as many as they are worth, given how much each
+/// resembles the next. docs/report.md tells how often it misses. At least kLeastValues finite numbers.
 MeanInterval mean_interval(std::span<const double> values);
 
 /// Without the straight line that fits them best, and with their mean.

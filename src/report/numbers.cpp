@@ -32,10 +32,10 @@ struct Suffix {
   const char* letter;
 };
 
-std::string suffixed(double value, const Suffix* begin, const Suffix* end) {
+std::string suffixed(double value, int significant, const Suffix* begin, const Suffix* end) {
   const Suffix* chosen = begin;
   while (chosen + 1 != end && std::abs(value) >= 0.9995 * chosen[1].factor) ++chosen;
-  return short_digits(value / chosen->factor, 3) + chosen->letter;
+  return short_digits(value / chosen->factor, significant) + chosen->letter;
 }
 
 }  // namespace
@@ -53,8 +53,9 @@ std::string digits(double value, int significant) {
   const int exponent = exponent_of(value, significant);
   if (exponent < -5 || exponent > 8) {
     char text[64];
-    return {text,
-            std::to_chars(text, text + sizeof text, value, std::chars_format::scientific, significant - 1).ptr};
+    return {
+        text,
+        std::to_chars(text, text + sizeof text, value, std::chars_format::scientific, significant - 1).ptr};
   }
   if (exponent >= significant - 1) return with_commas(std::llround(value));
   return fixed(value, significant - 1 - exponent);
@@ -69,15 +70,16 @@ std::string short_digits(double value, int significant) {
   return text.substr(0, end + 1) + text.substr(tail);
 }
 
-std::string with_suffix(double value) {
-  static constexpr std::array<Suffix, 5> kSuffixes{{{1, ""}, {1e3, "k"}, {1e6, "M"}, {1e9, "G"}, {1e12, "T"}}};
-  return suffixed(value, kSuffixes.data(), kSuffixes.data() + kSuffixes.size());
+std::string with_suffix(double value, int significant) {
+  static constexpr std::array<Suffix, 5> kSuffixes{
+      {{1, ""}, {1e3, "k"}, {1e6, "M"}, {1e9, "G"}, {1e12, "T"}}};
+  return suffixed(value, significant, kSuffixes.data(), kSuffixes.data() + kSuffixes.size());
 }
 
 std::string bytes_text(double bytes) {
   static constexpr std::array<Suffix, 5> kSuffixes{
       {{1, " B"}, {1e3, " kB"}, {1e6, " MB"}, {1e9, " GB"}, {1e12, " TB"}}};
-  return suffixed(bytes, kSuffixes.data(), kSuffixes.data() + kSuffixes.size());
+  return suffixed(bytes, 3, kSuffixes.data(), kSuffixes.data() + kSuffixes.size());
 }
 
 std::string duration(double seconds) {

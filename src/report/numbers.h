@@ -15,8 +15,8 @@ std::string digits(double value, int significant = 4);
 /// The same without the zeros: "1.62", "3e-04".
 std::string short_digits(double value, int significant = 4);
 
-/// Three digits and a suffix: "12.3k", "4.56M".
-std::string with_suffix(double value);
+/// With a suffix for powers of 1,000: "12.3k", "4.56M".
+std::string with_suffix(double value, int significant = 3);
 
 /// "834 kB", "1.23 GB": powers of 1,000.
 std::string bytes_text(double bytes);

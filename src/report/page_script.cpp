@@ -50,7 +50,8 @@ for (const figure of document.querySelectorAll("figure.plot")) {
 std::string script_hash() {
   const std::string hex = files::sha256_of(kScript);
   std::array<unsigned char, 32> hash{};
-  for (size_t i = 0; i < hash.size(); ++i) hash[i] = static_cast<unsigned char>(std::stoi(hex.substr(2 * i, 2), nullptr, 16));
+  for (size_t i = 0; i < hash.size(); ++i)
+    hash[i] = static_cast<unsigned char>(std::stoi(hex.substr(2 * i, 2), nullptr, 16));
   std::array<unsigned char, 45> text{};  // 44 letters, and the zero that OpenSSL puts behind them
   const int letters = EVP_EncodeBlock(text.data(), hash.data(), static_cast<int>(hash.size()));
   return {text.begin(), text.begin() + letters};

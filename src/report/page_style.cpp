@@ -1,5 +1,5 @@
-// The page's style. Colours 1 to 6 are apart for every common colour-blindness, by lightness as well as by hue, in
-// the light and in the dark; 7 is grey, 8 is 1 again with less weight.
+// The page's style. Colours 1 to 6 are apart for every common colour-blindness, by lightness as well as by
+// hue, in the light and in the dark; 7 is grey, 8 is 1 again with less weight.
 #include "report/page_parts.h"
 
 namespace halfstep::report {

@@ -6,7 +6,8 @@ namespace halfstep::report {
 
 std::string why_not_the_same_batches(const RunHistory& a, const RunHistory& b) {
   const auto first = configuration_of(a), second = configuration_of(b);
-  if (!first || !second) return "a configuration cannot be read, so that nobody knows whether they saw the same batches";
+  if (!first || !second)
+    return "a configuration cannot be read, so that nobody knows whether they saw the same batches";
   const auto& left = first->data;
   const auto& right = second->data;
   if (left.seed != right.seed) return "data.seed differs";

@@ -7,8 +7,8 @@
 
 namespace halfstep::report {
 
-/// Empty if each step of both had the same tokens, by what their configurations say; otherwise one sentence that
-/// tells why not.
+/// Empty if each step of both had the same tokens, by what their configurations say; otherwise one sentence
+/// that tells why not.
 std::string why_not_the_same_batches(const RunHistory& a, const RunHistory& b);
 
 }  // namespace halfstep::report

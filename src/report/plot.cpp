@@ -111,7 +111,8 @@ std::string grid(const Canvas& canvas, const Plot& plot) {
 /// Bars at an edge, one for each row of neighbouring columns that have such a step: at least a stroke wide.
 std::string bars(const Canvas& canvas, std::string_view css, const std::vector<int64_t>& steps, bool at_top) {
   constexpr double kColumn = kSide / static_cast<double>(kMostColumns);
-  const std::string inner = coordinate(at_top ? kMarkHeight : kSide - kMarkHeight), edge = at_top ? "0" : "1000";
+  const std::string inner = coordinate(at_top ? kMarkHeight : kSide - kMarkHeight),
+                    edge = at_top ? "0" : "1000";
   std::string d;
   for (size_t i = 0; i < steps.size();) {
     const double begin = canvas.x(static_cast<double>(steps[i]));
@@ -124,7 +125,8 @@ std::string bars(const Canvas& canvas, std::string_view css, const std::vector<i
 }
 
 std::string key(const std::string& classes, const std::string& name, bool has_value) {
-  return "<li><span class=\"key " + classes + "\"></span>" + name + (has_value ? " <output></output>" : "") + "</li>";
+  return "<li><span class=\"key " + classes + "\"></span>" + name + (has_value ? " <output></output>" : "") +
+         "</li>";
 }
 
 std::string numbers(const Columns& columns, auto value) {
@@ -135,23 +137,28 @@ std::string numbers(const Columns& columns, auto value) {
 
 /// What the plot shows, for the read-out and for whoever wants the numbers.
 std::string data_json(const Plot& plot, const std::vector<Columns>& columns) {
-  std::string text = "{\"title\":" + json_text(plot.title) + ",\"unit\":" + json_text(plot.unit) + ",\"series\":[";
+  std::string text =
+      "{\"title\":" + json_text(plot.title) + ",\"unit\":" + json_text(plot.unit) + ",\"series\":[";
   for (size_t i = 0; i < plot.series.size(); ++i) {
     const Columns& these = columns[i];
     const bool area = plot.series[i].drawn == Drawn::Area;
-    const bool single = std::ranges::all_of(these, [](const Column& c) { return c.first_step == c.last_step; });
+    const bool single =
+        std::ranges::all_of(these, [](const Column& c) { return c.first_step == c.last_step; });
     const auto finite_or_null = [](const Column& c, double value) {
       return c.finite > 0 ? json_number(value) : std::string("null");
     };
-    text += (i > 0 ? ",\n" : "\n") + std::string("{\"name\":") + json_text(plot.series[i].name) + ",\"steps\":" +
-            numbers(these, [](const Column& c) { return std::to_string(c.first_step); });
-    if (!single) text += ",\"to\":" + numbers(these, [](const Column& c) { return std::to_string(c.last_step); });
+    text += (i > 0 ? ",\n" : "\n") + std::string("{\"name\":") + json_text(plot.series[i].name) +
+            ",\"steps\":" + numbers(these, [](const Column& c) { return std::to_string(c.first_step); });
+    if (!single)
+      text += ",\"to\":" + numbers(these, [](const Column& c) { return std::to_string(c.last_step); });
     if (single || area) {
       text += std::string(single ? ",\"value\":" : ",\"mean\":") +
               numbers(these, [&](const Column& c) { return finite_or_null(c, c.mean); });
     } else {
-      text += ",\"least\":" + numbers(these, [&](const Column& c) { return finite_or_null(c, c.least.value); });
-      text += ",\"greatest\":" + numbers(these, [&](const Column& c) { return finite_or_null(c, c.greatest.value); });
+      text +=
+          ",\"least\":" + numbers(these, [&](const Column& c) { return finite_or_null(c, c.least.value); });
+      text += ",\"greatest\":" +
+              numbers(these, [&](const Column& c) { return finite_or_null(c, c.greatest.value); });
     }
     text += "}";
   }
@@ -209,7 +216,8 @@ std::string legend(const Plot& plot, const OffCanvas& off) {
             : series.name.empty() ? "<li><output></output></li>"
                                   : key(style_class(series), escaped(series.name), true);
   if (!plot.marks.steps.empty())
-    html += key("mark", escaped(plot.marks.name) + ": " + counted(std::ssize(plot.marks.steps), "step"), false);
+    html +=
+        key("mark", escaped(plot.marks.name) + ": " + counted(std::ssize(plot.marks.steps), "step"), false);
   if (!off.not_finite.empty())
     html += key("bad", "NaN or Inf: " + counted(std::ssize(off.not_finite), "step"), false);
   if (!plot.resumed_after.empty() && plot.wide) html += key("resumed", "resumed", false);
@@ -217,17 +225,23 @@ std::string legend(const Plot& plot, const OffCanvas& off) {
 }
 
 std::string frame(const Canvas& canvas, const Plot& plot, const std::string& drawing) {
-  std::string html = "<div class=\"frame\" data-first=\"" + std::to_string(plot.first_step) + "\" data-last=\"" + std::to_string(plot.last_step) + "\"><div class=\"y\">";
+  std::string html = "<div class=\"frame\" data-first=\"" + std::to_string(plot.first_step) +
+                     "\" data-last=\"" + std::to_string(plot.last_step) + "\"><div class=\"y\">";
   for (const Tick& tick : canvas.values().ticks)
-    html += "<span style=\"bottom:" + coordinate(100 * canvas.values().place(tick.value)) + "%\">" + tick.label +
-            "</span>";
-  html += "</div><div class=\"box\"><svg viewBox=\"0 0 1000 1000\" preserveAspectRatio=\"none\" role=\"img\" "
-          "xmlns=\"http://www.w3.org/2000/svg\" aria-label=\"" +
-          escaped(plot.title) + " by step\">\n" + drawing + "</svg></div><div class=\"corner\">step</div><div class=\"x\">";
+    html += "<span style=\"bottom:" + coordinate(100 * canvas.values().place(tick.value)) + "%\">" +
+            tick.label + "</span>";
+  html +=
+      "</div><div class=\"box\"><svg viewBox=\"0 0 1000 1000\" preserveAspectRatio=\"none\" role=\"img\" "
+      "xmlns=\"http://www.w3.org/2000/svg\" aria-label=\"" +
+      escaped(plot.title) + " by step\">\n" + drawing +
+      "</svg></div><div class=\"corner\">step</div><div class=\"x\">";
   for (const Tick& tick : canvas.steps().ticks) {
     const double place = canvas.steps().place(tick.value);
     html += "<span style=\"left:" + coordinate(100 * place) + "%\"" +
-            (place > 0.97 ? " class=\"end\"" : place < 0.03 ? " class=\"begin\"" : "") + ">" + tick.label + "</span>";
+            (place > 0.97   ? " class=\"end\""
+             : place < 0.03 ? " class=\"begin\""
+                            : "") +
+            ">" + tick.label + "</span>";
   }
   return html + "</div></div>\n";
 }
@@ -241,7 +255,8 @@ std::string off_canvas_sentence(const OffCanvas& off) {
 }  // namespace
 
 Series smooth_series(std::string name, int colour, const std::vector<Point>& points, int64_t window) {
-  Series series{.name = std::move(name), .colour = colour, .points = smoothed(points, window, 2 * kMostColumns)};
+  Series series{
+      .name = std::move(name), .colour = colour, .points = smoothed(points, window, 2 * kMostColumns)};
   std::erase_if(series.points, [](const Point& point) { return !std::isfinite(point.value); });
   for (const Point& point : points)
     if (!std::isfinite(point.value)) series.not_finite.push_back(point.step);
@@ -253,16 +268,17 @@ std::string plot_html(const Plot& plot) {
   for (const Series& series : plot.series)
     columns.push_back(thinned(series.points, series.drawn == Drawn::Area ? kMostAreaColumns : kMostColumns));
   const Extent extent = extent_of(plot, columns);
-  const std::string heading = "<figure class=\"plot" + std::string(plot.wide ? " wide" : "") + "\"><figcaption><h3>" +
-                              escaped(plot.title) +
-                              (plot.unit.empty() ? "" : " <span class=\"unit\">" + escaped(plot.unit) + "</span>") +
-                              "</h3>";
+  const std::string heading =
+      "<figure class=\"plot" + std::string(plot.wide ? " wide" : "") + "\"><figcaption><h3>" +
+      escaped(plot.title) +
+      (plot.unit.empty() ? "" : " <span class=\"unit\">" + escaped(plot.unit) + "</span>") + "</h3>";
   const std::string below = plot.caption.empty() ? "" : "<p class=\"note\">" + plot.caption + "</p>\n";
   if (!(extent.low <= extent.high))
     return heading + "</figcaption><p class=\"none\">No finite value in " +
            counted(std::ssize(extent.off.not_finite), "step") + ".</p>" + below + "</figure>\n";
-  const Canvas canvas(axis_of_steps(static_cast<double>(plot.first_step), static_cast<double>(plot.last_step)),
-                      axis_around(plot.kind, extent.low, extent.high, plot.from_zero));
+  const Canvas canvas(
+      axis_of_steps(static_cast<double>(plot.first_step), static_cast<double>(plot.last_step)),
+      axis_around(plot.kind, extent.low, extent.high, plot.from_zero));
   std::string drawing = grid(canvas, plot);
   if (plot.series.front().drawn == Drawn::Area)
     drawing += area_paths(canvas, plot.series, columns);

@@ -1,5 +1,5 @@
-// Plots as inline SVG. The curves stretch with the page; the labels beside them are HTML, so that type has the
-// same size on a telephone as on a wide screen.
+// Plots as inline SVG. The curves stretch with the page; the labels beside them are HTML, so that type has
+// the same size on a telephone as on a wide screen.
 #pragma once
 
 #include <string>
@@ -19,15 +19,16 @@ enum class Drawn {
   Line,
   Faint,  ///< a line behind another that says more
   Dots,
-  Area,   ///< on top of the areas before it; the mean of each column
+  Area,  ///< on top of the areas before it; the mean of each column
 };
 
 struct Series {
   std::string name{};  ///< may be empty if there is one series: the title says what it is
-  int colour = 1;  ///< 1 to 8: see page_style.cpp
+  int colour = 1;      ///< 1 to 8: see page_style.cpp
   Drawn drawn = Drawn::Line;
   std::vector<Point> points{};
-  std::vector<int64_t> not_finite{};  ///< steps that are told apart from the points: those of a smoothed curve
+  std::vector<int64_t>
+      not_finite{};  ///< steps that are told apart from the points: those of a smoothed curve
   bool in_legend = true;
 };
 

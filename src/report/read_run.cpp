@@ -62,12 +62,11 @@ RunHistory::Sitting sitting_of(const Fields& fields) {
   if (schema != RunLog::kSchema)
     throw BadRecord(detail::concat("is of schema ", schema, "; this Halfstep (", HALFSTEP_VERSION, ") reads ",
                                    RunLog::kSchema, ". Read it with the version that wrote it."));
-  RunHistory::Sitting sitting{.after_step = fields.integer("step"),
-                              .halfstep = fields.text("halfstep"),
-                              .unix_time = fields.number("unix_time"),
-                              .header = {.configuration = fields.text("configuration"),
-                                         .machine = {},
-                                         .unit = fields.text("unit")}};
+  RunHistory::Sitting sitting{
+      .after_step = fields.integer("step"),
+      .halfstep = fields.text("halfstep"),
+      .unix_time = fields.number("unix_time"),
+      .header = {.configuration = fields.text("configuration"), .machine = {}, .unit = fields.text("unit")}};
   const Fields machine = fields.within("machine");
   for (const std::string_view name : machine.names())
     sitting.header.machine.emplace_back(name, machine.text(name));
@@ -98,17 +97,13 @@ class HistoryBuilder {
                                   .tokens = fields.integer("tokens"),
                                   .duration_seconds = fields.number("duration_seconds")});
     else if (kind == "sample")
-      run_.samples.push_back({.step = step,
-                              .seconds = seconds(),
-                              .prompt = fields.text("prompt"),
-                              .text = fields.text("text")});
+      run_.samples.push_back(
+          {.step = step, .seconds = seconds(), .prompt = fields.text("prompt"), .text = fields.text("text")});
     else if (kind == "note")
       run_.notes.push_back({.step = step, .seconds = seconds(), .text = fields.text("text")});
     else if (kind == "end")
-      run_.sittings.back().end = RunHistory::End{.step = step,
-                                                 .seconds = seconds(),
-                                                 .outcome = fields.text("outcome"),
-                                                 .why = fields.text("why")};
+      run_.sittings.back().end = RunHistory::End{
+          .step = step, .seconds = seconds(), .outcome = fields.text("outcome"), .why = fields.text("why")};
     else
       ++run_.unknown_kinds[kind];
   }

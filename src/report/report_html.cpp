@@ -25,20 +25,22 @@ std::string figure(const std::string& name, const std::string& value, const std:
 std::string key_figures(const RunHistory& run, const RunSummary& summary) {
   std::string html = "<dl class=\"figures\">";
   if (summary.final_loss)
-    html += figure("Training loss", digits(*summary.final_loss),
-                   "from " + digits(*summary.first_loss));
+    html += figure("Training loss", digits(*summary.final_loss), "from " + digits(*summary.first_loss));
   if (summary.evaluation_loss)
     html += figure("Held-out loss", digits(*summary.evaluation_loss),
                    summary.accuracy ? percent(*summary.accuracy) + " right" : "last evaluation");
   if (summary.tokens_per_second)
-    html += figure("Speed, " + escaped(run.sittings.back().header.unit) + "/s", with_suffix(*summary.tokens_per_second),
-                   summary.share_of_peak ? percent(*summary.share_of_peak) + " of peak" : "median of the steps");
-  html += figure("Time", duration(summary.seconds),
-                 with_suffix(static_cast<double>(summary.tokens)) + " " + escaped(run.sittings.back().header.unit));
+    html += figure(
+        "Speed, " + escaped(run.sittings.back().header.unit) + "/s", with_suffix(*summary.tokens_per_second),
+        summary.share_of_peak ? percent(*summary.share_of_peak) + " of peak" : "median of the steps");
+  html += figure(
+      "Time", duration(summary.seconds),
+      with_suffix(static_cast<double>(summary.tokens)) + " " + escaped(run.sittings.back().header.unit));
   html += figure("Skipped steps", with_commas(summary.skipped),
                  "of " + with_commas(static_cast<int64_t>(run.steps.size())) + " logged");
   if (summary.stalled_share)
-    html += figure("Stalled updates", percent(*summary.stalled_share), "last " + counted(summary.final_steps, "step"));
+    html += figure("Stalled updates", percent(*summary.stalled_share),
+                   "last " + counted(summary.final_steps, "step"));
   if (summary.peak_bytes > 0)
     html += figure("Peak memory", bytes_text(static_cast<double>(summary.peak_bytes)), "of any step");
   return html + "</dl>\n";
@@ -66,8 +68,8 @@ std::string plots_section(const std::string& heading, const std::string& plots) 
 
 std::string report_html(const RunHistory& run) {
   const RunSummary summary = summarize(run);
-  std::string body = "<main>\n<header><div class=\"headline\"><h1>" + escaped(run.name) + "</h1>" + outcome_badge(run) +
-                     "</div>\n";
+  std::string body = "<main>\n<header><div class=\"headline\"><h1>" + escaped(run.name) + "</h1>" +
+                     outcome_badge(run) + "</div>\n";
   if (!summary.trained.empty()) body += "<p class=\"trained\">" + escaped(summary.trained) + "</p>\n";
   body += "<p class=\"verdict\">" + escaped(summary.verdict) + "</p></header>\n";
   body += warnings(run, summary) + key_figures(run, summary);

@@ -14,10 +14,10 @@ namespace {
 
 constexpr int64_t kFewSteps = 60;  // below, a smoothed curve would tell less than the steps themselves
 
-auto always(auto StepRecord::*field) {
+auto always(auto StepRecord::* field) {
   return [field](const StepRecord& record) { return std::optional<double>(record.*field); };
 }
-auto perhaps(std::optional<double> StepRecord::*field) {
+auto perhaps(std::optional<double> StepRecord::* field) {
   return [field](const StepRecord& record) { return record.*field; };
 }
 
@@ -62,7 +62,8 @@ std::string loss_plot(const RunHistory& run, Plot plot) {
     plot.series.push_back(std::move(smooth));
   }
   if (auto held_out = from_step(evaluation_points(run), plot.first_step); !held_out.empty())
-    plot.series.push_back({.name = "held out", .colour = 2, .drawn = Drawn::Dots, .points = std::move(held_out)});
+    plot.series.push_back(
+        {.name = "held out", .colour = 2, .drawn = Drawn::Dots, .points = std::move(held_out)});
   return plot_html(plot);
 }
 
@@ -84,7 +85,8 @@ std::string single_plot(const RunHistory& run, Plot plot, int colour, bool jumps
   Series over = smooth ? smooth_series("smoothed", colour, points, smoothing_window(run)) : Series{};
   over.not_finite.clear();  // told by the steps themselves
   over.in_legend = false;
-  plot.series.push_back({.colour = colour, .drawn = smooth ? Drawn::Faint : Drawn::Line, .points = std::move(points)});
+  plot.series.push_back(
+      {.colour = colour, .drawn = smooth ? Drawn::Faint : Drawn::Line, .points = std::move(points)});
   if (smooth) plot.series.push_back(std::move(over));
   return plot_html(plot);
 }
@@ -99,7 +101,7 @@ std::string loss_scale_plot(const RunHistory& run) {
 }
 
 std::string share_plot(const RunHistory& run, const std::string& title, int colour,
-                       std::optional<double> StepRecord::*share) {
+                       std::optional<double> StepRecord::* share) {
   Plot plot = plot_of(run, title);
   plot.unit = "%";
   plot.from_zero = true;
@@ -111,7 +113,7 @@ std::string share_plot(const RunHistory& run, const std::string& title, int colo
 
 struct Phase {
   const char* name;
-  double PhaseSeconds::*seconds;
+  double PhaseSeconds::* seconds;
   int colour;
 };
 // In the order of a step.
@@ -123,7 +125,8 @@ constexpr std::array<Phase, 6> kPhases{{{"data", &PhaseSeconds::data, 5},
                                         {"other", &PhaseSeconds::other, 7}}};
 
 std::vector<Point> phase_points(const RunHistory& run, const Phase& phase) {
-  return points_of(run, [&](const StepRecord& record) { return std::optional(record.phases.*phase.seconds); });
+  return points_of(run,
+                   [&](const StepRecord& record) { return std::optional(record.phases.*phase.seconds); });
 }
 
 double whole_step(const StepRecord& record) {
@@ -140,13 +143,15 @@ std::pair<std::string, double> time_unit(double seconds) {
 std::string phase_plot(const RunHistory& run) {
   Plot plot = plot_of(run, "Time of a step");
   plot.from_zero = true;
-  const auto steps = points_of(run, [](const StepRecord& record) { return std::optional(whole_step(record)); });
+  const auto steps =
+      points_of(run, [](const StepRecord& record) { return std::optional(whole_step(record)); });
   const auto [unit, factor] = time_unit(finite_mean(steps).value_or(0.0));
   plot.unit = unit;
   for (const Phase& phase : kPhases) {
     auto points = phase_points(run, phase);
     for (Point& point : points) point.value *= factor;
-    plot.series.push_back({.name = phase.name, .colour = phase.colour, .drawn = Drawn::Area, .points = std::move(points)});
+    plot.series.push_back(
+        {.name = phase.name, .colour = phase.colour, .drawn = Drawn::Area, .points = std::move(points)});
   }
   const auto longest = std::ranges::max_element(steps, {}, &Point::value);
   plot.caption = "Longest step: " + with_commas(longest->step) + ", " + duration(longest->value) + ".";
@@ -155,7 +160,8 @@ std::string phase_plot(const RunHistory& run) {
 }
 
 std::string bar(double share, int colour) {
-  return "<span class=\"bar c" + std::to_string(colour) + "\" style=\"width:" + json_number(100 * share) + "%\"></span>";
+  return "<span class=\"bar c" + std::to_string(colour) + "\" style=\"width:" + json_number(100 * share) +
+         "%\"></span>";
 }
 
 std::string phase_table(const RunHistory& run) {
@@ -205,7 +211,9 @@ std::string memory_table(const RunHistory& run) {
     return a.peak != b.peak ? a.peak > b.peak : a.name < b.name;
   });
   const double greatest = classes.empty() ? 1.0 : std::max(1.0, static_cast<double>(classes.front().peak));
-  const auto cell = [](int64_t bytes) { return Cell{.html = bytes_text(static_cast<double>(bytes)), .number = true}; };
+  const auto cell = [](int64_t bytes) {
+    return Cell{.html = bytes_text(static_cast<double>(bytes)), .number = true};
+  };
   std::vector<std::vector<Cell>> rows;
   for (const Class& one : classes)
     rows.push_back({{.html = escaped(one.name)},
@@ -215,7 +223,8 @@ std::string memory_table(const RunHistory& run) {
   rows.push_back({{.html = "<b>all</b>"}, {.html = ""}, cell(peak), cell(live)});
   return "<div class=\"panel bars\"><h3>Memory by class</h3>" +
          table({"", "", "peak", "after last step"}, rows) +
-         "<p class=\"note\">Classes have their peaks at different times, so these add up to more than the peak of all.</p>"
+         "<p class=\"note\">Classes have their peaks at different times, so these add up to more than the "
+         "peak of all.</p>"
          "</div>\n";
 }
 
@@ -266,7 +275,7 @@ std::string memory_plots(const RunHistory& run) {
   Plot plot = plot_of(run, "Memory of the process");
   plot.unit = unit == kMega ? "MB" : "GB";
   plot.from_zero = true;
-  const auto bytes = [&](int64_t MemoryRecord::*field) {
+  const auto bytes = [&](int64_t MemoryRecord::* field) {
     return points_of(run, [field, unit](const StepRecord& record) -> std::optional<double> {
       if (!record.memory) return {};
       return static_cast<double>((*record.memory).*field) / unit;

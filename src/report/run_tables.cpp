@@ -13,7 +13,8 @@ namespace halfstep::report {
 namespace {
 
 constexpr int64_t kFewRows = 10;
-constexpr int64_t kMostSkipped = 200, kMostEvaluations = 40, kMostSamples = 12, kMostNotes = 100, kMostSittings = 50;
+constexpr int64_t kMostSkipped = 200, kMostEvaluations = 40, kMostSamples = 12, kMostNotes = 100,
+                  kMostSittings = 50;
 constexpr size_t kMostSampleBytes = 4000, kMostTextBytes = 64000;
 
 using Rows = std::vector<std::vector<Cell>>;
@@ -88,11 +89,12 @@ std::string skipped_section(const RunHistory& run) {
     ++by_parameter[record.parameter];
   }
   if (skipped.empty()) return "";
-  const auto most = std::ranges::max_element(by_parameter, {}, [](const auto& entry) { return entry.second; });
+  const auto most =
+      std::ranges::max_element(by_parameter, {}, [](const auto& entry) { return entry.second; });
   std::string body = "<p>The optimizer did not step, and the weights stayed as they were. ";
   if (skipped.size() > 1 && !most->first.empty())
-    body += "Most often the first gradient that was not finite was that of <code>" + escaped(most->first) + "</code>: " +
-            with_commas(most->second) + " of " + with_commas(std::ssize(skipped)) + ". ";
+    body += "Most often the first gradient that was not finite was that of <code>" + escaped(most->first) +
+            "</code>: " + with_commas(most->second) + " of " + with_commas(std::ssize(skipped)) + ". ";
   body += "</p>\n";
   Rows rows;
   const auto shown = std::min<int64_t>(kMostSkipped, std::ssize(skipped));
@@ -103,7 +105,8 @@ std::string skipped_section(const RunHistory& run) {
                     {.html = "<code>" + bounded(record->parameter, 200) + "</code>"},
                     {.html = bounded(record->why, 400)}});
   const std::vector<std::string> headings = {"step", "loss scale", "loss", "parameter", "why"};
-  const Rows first(rows.begin(), rows.begin() + std::min(kFewRows, shown)), rest(rows.begin() + std::ssize(first), rows.end());
+  const Rows first(rows.begin(), rows.begin() + std::min(kFewRows, shown)),
+      rest(rows.begin() + std::ssize(first), rows.end());
   body += table(headings, first);
   if (!rest.empty())
     body += "<details><summary>" + with_commas(std::ssize(rest)) + " more</summary>" + table(headings, rest) +
@@ -114,10 +117,12 @@ std::string skipped_section(const RunHistory& run) {
 std::string evaluation_section(const RunHistory& run) {
   if (run.evaluations.empty()) return "";
   Rows rows;
-  const bool classified = std::ranges::any_of(run.evaluations, [](const auto& e) { return e.accuracy.has_value(); });
+  const bool classified =
+      std::ranges::any_of(run.evaluations, [](const auto& e) { return e.accuracy.has_value(); });
   for (const EvaluationRecord& record : last_of(run.evaluations, kMostEvaluations)) {
     rows.push_back({step_cell(record.step), {.html = digits(record.loss), .number = true}});
-    if (classified) rows.back().push_back({.html = record.accuracy ? percent(*record.accuracy) : "", .number = true});
+    if (classified)
+      rows.back().push_back({.html = record.accuracy ? percent(*record.accuracy) : "", .number = true});
     rows.back().push_back({.html = with_commas(record.tokens), .number = true});
     rows.back().push_back({.html = duration(record.duration_seconds), .number = true});
   }
@@ -125,8 +130,8 @@ std::string evaluation_section(const RunHistory& run) {
   if (classified) headings.emplace_back("right");
   headings.push_back(escaped(run.sittings.back().header.unit));
   headings.emplace_back("time");
-  return section("Evaluations", table(headings, rows) +
-                                    left_out(std::ssize(rows), std::ssize(run.evaluations), "last"));
+  return section("Evaluations",
+                 table(headings, rows) + left_out(std::ssize(rows), std::ssize(run.evaluations), "last"));
 }
 
 std::string sample_section(const RunHistory& run) {
@@ -137,15 +142,19 @@ std::string sample_section(const RunHistory& run) {
     body += "<div class=\"panel sample\"><h3>After step " + with_commas(shown[i].step) + "</h3><pre><b>" +
             bounded(shown[i].prompt, kMostSampleBytes) + "</b>" + bounded(shown[i].text, kMostSampleBytes) +
             "</pre></div>\n";
-  return section("Samples", "<p class=\"quiet\">What the model was given is set off; the rest it wrote.</p>\n<div class=\"samples\">" +
-                                body + "</div>\n" + left_out(std::ssize(shown), std::ssize(run.samples), "last"));
+  return section("Samples",
+                 "<p class=\"quiet\">What the model was given is set off; the rest it wrote.</p>\n<div "
+                 "class=\"samples\">" +
+                     body + "</div>\n" + left_out(std::ssize(shown), std::ssize(run.samples), "last"));
 }
 
 std::string note_section(const RunHistory& run) {
   if (run.notes.empty()) return "";
   Rows rows;
   for (const RunHistory::Note& note : last_of(run.notes, kMostNotes))
-    rows.push_back({step_cell(note.step), {.html = duration(note.seconds), .number = true}, {.html = bounded(note.text, 2000)}});
+    rows.push_back({step_cell(note.step),
+                    {.html = duration(note.seconds), .number = true},
+                    {.html = bounded(note.text, 2000)}});
   return section("Notes", table({"after step", "time", ""}, rows) +
                               left_out(std::ssize(rows), std::ssize(run.notes), "last"));
 }
@@ -155,7 +164,8 @@ std::string sitting_section(const RunHistory& run) {
   for (const auto& sitting : last_of(run.sittings, kMostSittings)) {
     std::string end = "no last word";
     if (sitting.end)
-      end = escaped(sitting.end->outcome) + (sitting.end->why.empty() ? "" : ": " + bounded(sitting.end->why, 400));
+      end = escaped(sitting.end->outcome) +
+            (sitting.end->why.empty() ? "" : ": " + bounded(sitting.end->why, 400));
     rows.push_back({step_cell(sitting.after_step),
                     {.html = date_of(sitting.unix_time)},
                     {.html = escaped(sitting.halfstep)},
@@ -167,15 +177,16 @@ std::string sitting_section(const RunHistory& run) {
     const std::string changed =
         changed_lines(run.sittings[i - 1].header.configuration, run.sittings[i].header.configuration);
     if (!changed.empty())
-      body += "<p>The configuration changed after step " + with_commas(run.sittings[i].after_step) + ":</p><pre>" +
-              bounded(changed, 4000) + "</pre>\n";
+      body += "<p>The configuration changed after step " + with_commas(run.sittings[i].after_step) +
+              ":</p><pre>" + bounded(changed, 4000) + "</pre>\n";
   }
   return section(run.sittings.size() == 1 ? "Run" : "Run, and where it was resumed", body);
 }
 
 std::string configuration_section(const RunHistory& run) {
-  return section("Configuration",
-                 "<pre class=\"configuration\">" + bounded(run.sittings.back().header.configuration, kMostTextBytes) + "</pre>\n");
+  return section("Configuration", "<pre class=\"configuration\">" +
+                                      bounded(run.sittings.back().header.configuration, kMostTextBytes) +
+                                      "</pre>\n");
 }
 
 std::string machine_section(const RunHistory& run) {

@@ -34,8 +34,8 @@ std::vector<Group> groups_of(const RunComparison& comparison, const Pairs& pairs
   std::vector<Group> groups;
   for (size_t run = 0; run < comparison.rows.size(); ++run) {
     const auto takes = [&](const Group& group) {
-      return std::ranges::all_of(group,
-                                 [&](size_t other) { return pairs.of(other, run).likeness == Likeness::Same; });
+      return std::ranges::all_of(
+          group, [&](size_t other) { return pairs.of(other, run).likeness == Likeness::Same; });
     };
     const auto group = std::ranges::find_if(groups, takes);
     if (group == groups.end())
@@ -64,12 +64,14 @@ std::string same_sentence(const RunComparison& comparison, const Pairs& pairs, c
     }
   if (identical) return names_of(comparison, group) + " are identical: every loss has the same bits. ";
   return names_of(comparison, group) + " are the same within noise: their training losses differ by " +
-         (most < 1e-4 ? "less than 0.01%" : "at most " + percent(most)) + ", within the margin of " + percent(RunComparison::kMargin) + ". ";
+         (most < 1e-4 ? "less than 0.01%" : "at most " + percent(most)) + ", within the margin of " +
+         percent(RunComparison::kMargin) + ". ";
 }
 
 std::string lost_sentence(const RunComparison::Row& row) {
   if (row.not_finite == 0) return "";
-  return row.name + " has lost its loss: it is NaN or Inf in " + counted(row.not_finite, "step") + " of these. ";
+  return row.name + " has lost its loss: it is NaN or Inf in " + counted(row.not_finite, "step") +
+         " of these. ";
 }
 
 std::string other_sentence(const RunComparison::Row& row, const RunComparison::Row& first,
@@ -99,7 +101,8 @@ std::string difference_text(const LossDifference& difference) {
   if (difference.identical) return "identical";
   if (difference.likeness == Likeness::NotFinite) return "not finite";
   if (difference.likeness == Likeness::TooShort) return "too few steps";
-  return with_uncertainty(100 * relative(difference, difference.mean), 100 * relative(difference, difference.half_width)) +
+  return with_uncertainty(100 * relative(difference, difference.mean),
+                          100 * relative(difference, difference.half_width)) +
          "%";
 }
 

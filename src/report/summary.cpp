@@ -10,11 +10,14 @@
 namespace halfstep {
 namespace report {
 
-int64_t final_window(int64_t steps) { return std::min<int64_t>(steps, std::clamp<int64_t>(steps / 10, 10, 1000)); }
+int64_t final_window(int64_t steps) {
+  return std::min<int64_t>(steps, std::clamp<int64_t>(steps / 10, 10, 1000));
+}
 
 std::vector<Point> evaluation_points(const RunHistory& run) {
   std::vector<Point> points;
-  for (const EvaluationRecord& record : run.evaluations) points.push_back({.step = record.step, .value = record.loss});
+  for (const EvaluationRecord& record : run.evaluations)
+    points.push_back({.step = record.step, .value = record.loss});
   for (const StepRecord& record : run.steps) {
     if (!record.evaluation_loss) continue;
     if (!std::ranges::binary_search(run.evaluations, record.step, {}, &EvaluationRecord::step))
@@ -38,7 +41,8 @@ std::optional<double> finite_mean(std::span<const Point> points) {
 
 std::optional<RunConfig> configuration_of(const RunHistory& run) {
   try {
-    return resolve({.file = ConfigText{.name = "log", .text = run.sittings.back().header.configuration}}).config;
+    return resolve({.file = ConfigText{.name = "log", .text = run.sittings.back().header.configuration}})
+        .config;
   } catch (const Error&) {  // of another version: the page shows it as it is
     return {};
   }
@@ -76,10 +80,9 @@ std::string how_it_ended(const RunHistory& run, const RunSummary& summary) {
   const std::string of_planned = summary.planned_steps > summary.last_step
                                      ? " of " + report::with_commas(summary.planned_steps)
                                      : std::string();
-  const std::string steps = report::with_commas(summary.last_step) + of_planned + " steps in " +
-                            report::duration(summary.seconds);
-  if (!run.end())
-    return "After " + steps + " the log has no last word: the run was killed, or it goes on. ";
+  const std::string steps =
+      report::with_commas(summary.last_step) + of_planned + " steps in " + report::duration(summary.seconds);
+  if (!run.end()) return "After " + steps + " the log has no last word: the run was killed, or it goes on. ";
   const std::string why = run.end()->why.empty() ? "." : ": " + run.end()->why;
   const std::string stop = why.ends_with('.') ? " " : ". ";
   if (run.end()->outcome == "done") return "Done: " + steps + ". ";
@@ -93,9 +96,9 @@ std::string loss_sentence(const RunHistory& run, const RunSummary& summary) {
   if (!summary.final_loss)
     return "Loss went from " + digits(*summary.first_loss) + " to a number that is not finite. ";
   const bool fell = *summary.final_loss < *summary.first_loss;
-  std::string text = std::string("Loss ") + (fell ? "fell" : "went") + " from " + digits(*summary.first_loss) +
-                     " to " + digits(*summary.final_loss) + ", the mean of the last " +
-                     counted(summary.final_steps, "step");
+  std::string text = std::string("Loss ") + (fell ? "fell" : "went") + " from " +
+                     digits(*summary.first_loss) + " to " + digits(*summary.final_loss) +
+                     ", the mean of the last " + counted(summary.final_steps, "step");
   if (summary.evaluation_loss) text += "; on held-out data it is " + digits(*summary.evaluation_loss);
   if (summary.accuracy) text += ", with " + report::percent(*summary.accuracy) + " right";
   text += ". ";
@@ -107,14 +110,17 @@ std::string verdict_of(const RunHistory& run, const RunSummary& summary) {
   std::string text = how_it_ended(run, summary) + loss_sentence(run, summary);
   if (summary.tokens_per_second) {
     text += report::with_suffix(*summary.tokens_per_second) + " " + run.sittings.back().header.unit + "/s";
-    if (summary.share_of_peak) text += ", " + report::percent(*summary.share_of_peak) + " of the machine's peak";
+    if (summary.share_of_peak)
+      text += ", " + report::percent(*summary.share_of_peak) + " of the machine's peak";
     text += ". ";
   }
-  text += summary.skipped == 0 ? "No step was skipped."
-                               : (summary.skipped == 1 ? "1 step was skipped."
-                                                       : report::with_commas(summary.skipped) + " steps were skipped.");
+  text += summary.skipped == 0
+              ? "No step was skipped."
+              : (summary.skipped == 1 ? "1 step was skipped."
+                                      : report::with_commas(summary.skipped) + " steps were skipped.");
   if (summary.stalled_share)
-    text += " " + report::percent(*summary.stalled_share) + " of the last updates were too small to move a weight.";
+    text += " " + report::percent(*summary.stalled_share) +
+            " of the last updates were too small to move a weight.";
   return text;
 }
 
@@ -145,7 +151,8 @@ RunSummary summarize(const RunHistory& run) {
     summary.not_finite += std::isfinite(record.loss) ? 0 : 1;
     if (record.memory) summary.peak_bytes = std::max(summary.peak_bytes, record.memory->peak_bytes);
   }
-  if (const auto points = report::evaluation_points(run); !points.empty()) summary.evaluation_loss = points.back().value;
+  if (const auto points = report::evaluation_points(run); !points.empty())
+    summary.evaluation_loss = points.back().value;
   if (!run.evaluations.empty()) summary.accuracy = run.evaluations.back().accuracy;
   summary.tokens_per_second =
       median(report::points_of(run, [](const StepRecord& r) { return std::optional(r.tokens_per_second); }));

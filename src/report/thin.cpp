@@ -21,8 +21,8 @@ void take(Column& column, Point point) {
   column.mean += (point.value - column.mean) / static_cast<double>(column.finite);
 }
 
-/// The value at `place` of the straight line that fits the finite points best. Every window is summed anew: in a
-/// running sum one loss of 1e30 would drown all that follow.
+/// The value at `place` of the straight line that fits the finite points best. Every window is summed anew:
+/// in a running sum one loss of 1e30 would drown all that follow.
 double line_at(std::span<const Point> points, int64_t place) {
   double count = 0, sum = 0, sum_x = 0;
   for (int64_t i = 0; i < std::ssize(points); ++i) {
@@ -52,10 +52,11 @@ std::vector<Column> thinned(std::span<const Point> points, int64_t most) {
   int64_t current = -1;
   for (const Point& point : points) {
     // In doubles: the product of two steps may not fit.
-    const auto place = all ? current + 1
-                           : std::min<int64_t>(most - 1, static_cast<int64_t>(static_cast<double>(point.step - begin) *
-                                                                               static_cast<double>(most) /
-                                                                               static_cast<double>(span)));
+    const auto place =
+        all ? current + 1
+            : std::min<int64_t>(most - 1,
+                                static_cast<int64_t>(static_cast<double>(point.step - begin) *
+                                                     static_cast<double>(most) / static_cast<double>(span)));
     if (place != current) columns.emplace_back();
     current = place;
     take(columns.back(), point);
@@ -71,8 +72,10 @@ std::vector<Point> smoothed(std::span<const Point> points, int64_t window, int64
     // A run falls most steeply at its beginning: there, no farther to one side than to the other.
     const int64_t reach = std::min(window / 2, i), end = std::min(count, i + reach + 1);
     const Point here = points[static_cast<size_t>(i)];
-    const auto around = points.subspan(static_cast<size_t>(i - reach), static_cast<size_t>(end - (i - reach)));
-    result.push_back({.step = here.step, .value = std::isfinite(here.value) ? line_at(around, reach) : here.value});
+    const auto around =
+        points.subspan(static_cast<size_t>(i - reach), static_cast<size_t>(end - (i - reach)));
+    result.push_back(
+        {.step = here.step, .value = std::isfinite(here.value) ? line_at(around, reach) : here.value});
   }
   return result;
 }

@@ -12,8 +12,8 @@ struct Point {
   double value;
 };
 
-/// The points of neighbouring steps: first, least, greatest and last of the finite ones. Drawn in the order of
-/// their steps these look as all of them would, on a screen whose pixels are as wide as the column.
+/// The points of neighbouring steps: first, least, greatest and last of the finite ones. Drawn in the order
+/// of their steps these look as all of them would, on a screen whose pixels are as wide as the column.
 struct Column {
   int64_t first_step = 0, last_step = 0;
   int64_t finite = 0, not_finite = 0;
@@ -24,8 +24,9 @@ struct Column {
 /// At most `most` columns of equal width from the first step to the last; a column a point if there are few.
 std::vector<Column> thinned(std::span<const Point> points, int64_t most);
 
-/// At most `most` of the points, evenly chosen, smoothed over the finite ones half a window to each side: a straight
-/// line is laid through them, so that where one side is missing a falling curve goes on falling. NaN stays NaN.
+/// At most `most` of the points, evenly chosen, smoothed over the finite ones half a window to each side: a
+/// straight line is laid through them, so that where one side is missing a falling curve goes on falling. NaN
+/// stays NaN.
 std::vector<Point> smoothed(std::span<const Point> points, int64_t window, int64_t most);
 
 }  // namespace halfstep::report

@@ -26,7 +26,8 @@ TEST(Axis, HoldsItsValuesWithTicksThatDiffer) {
   std::mt19937_64 random(1);
   std::uniform_real_distribution<double> exponent(-6, 8), share(0, 1);
   for (int i = 0; i < 2000; ++i) {
-    const double size = std::pow(10.0, exponent(random)), low = size * share(random), high = low + size * share(random);
+    const double size = std::pow(10.0, exponent(random)), low = size * share(random),
+                 high = low + size * share(random);
     if (high - low < 1e-4 * high) continue;
     SCOPED_TRACE(::testing::Message() << low << " to " << high);
     expect_good(axis_around(AxisKind::Linear, low, high, false), low, high);

@@ -99,7 +99,8 @@ TEST(CompareRuns, IdenticalLossesAreToldAsSuch) {
   const RunComparison comparison = compare_runs(runs);
   EXPECT_TRUE(comparison.pairs.front().identical);
   EXPECT_EQ(comparison.pairs.front().likeness, Likeness::Same);
-  EXPECT_TRUE(comparison.sentence.starts_with("straight and resumed are identical: every loss has the same bits."))
+  EXPECT_TRUE(
+      comparison.sentence.starts_with("straight and resumed are identical: every loss has the same bits."))
       << comparison.sentence;
 }
 
@@ -116,17 +117,20 @@ TEST(CompareRuns, TheFirstSentenceNamesThoseThatAreTheSame) {
 }
 
 TEST(CompareRuns, ARunThatLostItsLossIsNotComparedByWhatIsLeft) {
-  const RunHistory runs[] = {history_of("whole", {.own_seed = 1}), history_of("lost", {.own_seed = 2, .nan_from = 950})};
+  const RunHistory runs[] = {history_of("whole", {.own_seed = 1}),
+                             history_of("lost", {.own_seed = 2, .nan_from = 950})};
   const RunComparison comparison = compare_runs(runs);
   EXPECT_EQ(comparison.pairs.front().likeness, Likeness::NotFinite);
   EXPECT_EQ(comparison.rows[1].not_finite, 51);
-  EXPECT_NE(comparison.sentence.find("lost has lost its loss: it is NaN or Inf in 51 steps"), std::string::npos)
+  EXPECT_NE(comparison.sentence.find("lost has lost its loss: it is NaN or Inf in 51 steps"),
+            std::string::npos)
       << comparison.sentence;
 }
 
 TEST(CompareRuns, RunsOfDifferentLengthAreComparedWhereBothAre) {
-  const RunHistory runs[] = {history_of("long", {.steps = 1000, .planned_steps = 1000, .own_noise = 0.0005}),
-                             history_of("short", {.steps = 600, .planned_steps = 1000, .own_seed = 2, .own_noise = 0.0005})};
+  const RunHistory runs[] = {
+      history_of("long", {.steps = 1000, .planned_steps = 1000, .own_noise = 0.0005}),
+      history_of("short", {.steps = 600, .planned_steps = 1000, .own_seed = 2, .own_noise = 0.0005})};
   const RunComparison comparison = compare_runs(runs);
   EXPECT_EQ(comparison.first_step, 481);
   EXPECT_EQ(comparison.last_step, 600);
@@ -138,7 +142,8 @@ TEST(CompareRuns, WhatCannotBeComparedIsSaid) {
   const RunHistory one[] = {history_of("alone", {})};
   EXPECT_NE(testing::error_of([&] { (void)compare_runs(one); }).find("needs two or more"), std::string::npos);
   const RunHistory empty[] = {history_of("a", {}), history_of("b", {.steps = 0, .planned_steps = 5})};
-  EXPECT_NE(testing::error_of([&] { (void)compare_runs(empty); }).find("'b' has logged no step"), std::string::npos);
+  EXPECT_NE(testing::error_of([&] { (void)compare_runs(empty); }).find("'b' has logged no step"),
+            std::string::npos);
   EXPECT_EQ(difference({.steps = 5}, {.steps = 5, .own_seed = 2}).likeness, Likeness::TooShort);
 }
 

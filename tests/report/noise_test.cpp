@@ -32,11 +32,13 @@ double share_missed(size_t count, double rho) {
   return static_cast<double>(missed) / kSeries;
 }
 
-// 5% promised. Of 2,000 series the share that misses is within 0.02 of its expectation (four standard deviations of
-// a share of 5%); batches whose own correlation has to be guessed from twenty of them are granted 2% more.
+// 5% promised. Of 2,000 series the share that misses is within 0.02 of its expectation (four standard
+// deviations of a share of 5%); batches whose own correlation has to be guessed from twenty of them are
+// granted 2% more.
 TEST(MeanInterval, MissesAsOftenAsPromised) {
   for (const size_t count : {size_t{100}, size_t{200}, size_t{1000}})
-    for (const double rho : {0.0, 0.3, 0.6, 0.8}) EXPECT_LT(share_missed(count, rho), 0.09) << count << " " << rho;
+    for (const double rho : {0.0, 0.3, 0.6, 0.8})
+      EXPECT_LT(share_missed(count, rho), 0.09) << count << " " << rho;
   EXPECT_LT(share_missed(1000, 0.95), 0.09);
 }
 

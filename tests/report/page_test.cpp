@@ -32,7 +32,8 @@ struct Made {
 Made report_of(const SyntheticRun& run) {
   const ScratchFolder folder;
   testing::write_synthetic_run(folder.path(), run);
-  Made made{.page = {}, .log = ask("log", folder / "log.jsonl"), .html = report_html(read_run(folder.path()))};
+  Made made{
+      .page = {}, .log = ask("log", folder / "log.jsonl"), .html = report_html(read_run(folder.path()))};
   write_page(folder / "report.html", made.html);
   made.page = ask("page", folder / "report.html");
   return made;
@@ -67,7 +68,8 @@ const SyntheticRun kFp16{.steps = 500, .compute = "fp16", .resumed_after = 200};
 TEST(ReportPage, IsValidAndStandsAlone) {
   for (const SyntheticRun& run :
        {kFp16, SyntheticRun{.steps = 300, .planned_steps = 900, .compute = "fp16", .nan_from = 250},
-        SyntheticRun{.steps = 1, .planned_steps = 9, .evaluates = false, .samples = false, .has_memory = false},
+        SyntheticRun{
+            .steps = 1, .planned_steps = 9, .evaluates = false, .samples = false, .has_memory = false},
         SyntheticRun{.steps = 40, .planned_steps = 90, .ends = false, .cut_last_line = true}}) {
     const Made made = report_of(run);
     expect_stands_alone(made.page);
@@ -109,7 +111,9 @@ TEST(ReportPage, PhasesAreTheMeansOfTheirSteps) {
       double sum = 0;
       int64_t count = 0;
       for (const json& record : made.log) {
-        if (record["kind"] != "step" || record["step"] < series["steps"][i] || record["step"] > series["to"][i]) continue;
+        if (record["kind"] != "step" || record["step"] < series["steps"][i] ||
+            record["step"] > series["to"][i])
+          continue;
         sum += record["phases"][series["name"].get<std::string>()].get<double>();
         ++count;
       }
@@ -130,14 +134,16 @@ TEST(ReportPage, TellsTheVerdictAndEverySkippedStepWithItsParameter) {
     EXPECT_NE(words.find(record["parameter"].get<std::string>()), std::string::npos);
   }
   ASSERT_GT(skipped, 3);
-  EXPECT_NE(words.find(std::to_string(skipped) + " steps were skipped"), std::string::npos) << words.substr(0, 600);
+  EXPECT_NE(words.find(std::to_string(skipped) + " steps were skipped"), std::string::npos)
+      << words.substr(0, 600);
   char loss[64];
   std::snprintf(loss, sizeof loss, "to %.3f, the mean of the last 50 steps", last);
   EXPECT_NE(words.find(loss), std::string::npos) << loss << "\n" << words.substr(0, 600);
   EXPECT_NE(words.find("gpt2, 6 blocks of width 384, fp16"), std::string::npos);
   EXPECT_NE(words.find("interrupted: SIGTERM: saved after step 200"), std::string::npos);
-  for (const char* heading : {"Loss", "Learning rate", "Gradient norm before clipping", "Loss scale", "Skipped steps", "Time by phase mean of a step",
-                              "Memory by class", "Samples", "Evaluations", "Notes", "Configuration", "Machine"})
+  for (const char* heading : {"Loss", "Learning rate", "Gradient norm before clipping", "Loss scale",
+                              "Skipped steps", "Time by phase mean of a step", "Memory by class", "Samples",
+                              "Evaluations", "Notes", "Configuration", "Machine"})
     EXPECT_NE(std::ranges::count(made.page["headings"], json(heading)), 0) << heading;
 }
 
@@ -154,9 +160,11 @@ TEST(ReportPage, WhatIsNotFiniteIsMarked) {
 TEST(ReportPage, AHostileLogInjectsNothing) {
   const ScratchFolder folder;
   const std::string evil =
-      "</script></style></pre><script>alert(1)</script><img src=x onerror=alert(2)>\"'><a href=\"http://x\">&lt;\x1b[2J"
+      "</script></style></pre><script>alert(1)</script><img src=x onerror=alert(2)>\"'><a "
+      "href=\"http://x\">&lt;\x1b[2J"
       "\xe2\x80\xae<!--";
-  RunLog log = RunLog::create(folder.path(), {.configuration = evil, .machine = {{evil, evil}}, .unit = evil});
+  RunLog log =
+      RunLog::create(folder.path(), {.configuration = evil, .machine = {{evil, evil}}, .unit = evil});
   for (int64_t step = 1; step <= 3; ++step)
     log.step({.step = step,
               .loss = 2.0,
@@ -166,7 +174,8 @@ TEST(ReportPage, AHostileLogInjectsNothing) {
               .skipped = true,
               .why = evil,
               .parameter = evil,
-              .memory = MemoryRecord{.live_bytes = 1, .peak_bytes = 2, .classes = {{.name = evil, .peak_bytes = 2}}}});
+              .memory = MemoryRecord{
+                  .live_bytes = 1, .peak_bytes = 2, .classes = {{.name = evil, .peak_bytes = 2}}}});
   log.sample({.step = 3, .prompt = evil, .text = evil});
   log.note(3, 0, evil);
   log.evaluation({.step = 3, .loss = 1.0});
@@ -219,8 +228,9 @@ TEST(ReportPage, AHundredThousandStepsAreOneSmallPageInTwoSeconds) {
 
 TEST(ReportPage, IsForTheLightAndTheDarkForScreensAndPaper) {
   const std::string html = report_of(kFp16).html;
-  for (const char* words : {"color-scheme: light dark", "@media (prefers-color-scheme: dark)", "@media (max-width: 820px)",
-                            "@media print", "name=\"viewport\"", "Content-Security-Policy"})
+  for (const char* words :
+       {"color-scheme: light dark", "@media (prefers-color-scheme: dark)", "@media (max-width: 820px)",
+        "@media print", "name=\"viewport\"", "Content-Security-Policy"})
     EXPECT_NE(html.find(words), std::string::npos) << words;
 }
 
@@ -240,7 +250,8 @@ TEST(ComparePage, IsValidAndShowsEveryRun) {
   expect_stands_alone(page);
   const std::string words = page["words"];
   EXPECT_NE(words.find(compare_runs(runs).sentence), std::string::npos);
-  EXPECT_NE(words.find("precision.compute \"bf16\" \"fp16\" \"bf16\""), std::string::npos) << "of the configurations";
+  EXPECT_NE(words.find("precision.compute \"bf16\" \"fp16\" \"bf16\""), std::string::npos)
+      << "of the configurations";
   EXPECT_NE(words.find("Not here, for other batches: c."), std::string::npos);
   EXPECT_NE(words.find("NaN or Inf: 11 steps"), std::string::npos);
   EXPECT_EQ(plot(page, "Loss")["series"].size(), 6u);  // three curves, three rows of dots

@@ -75,7 +75,8 @@ TEST(ReadRun, GivesBackEveryFieldOfAStep) {
 TEST(ReadRun, GivesBackEveryOtherKind) {
   const ScratchFolder folder;
   RunLog log = RunLog::create(folder.path(), some_header());
-  log.evaluation({.step = 1, .seconds = 2.5, .loss = 3.5, .accuracy = 0.25, .tokens = 9, .duration_seconds = 0.5});
+  log.evaluation(
+      {.step = 1, .seconds = 2.5, .loss = 3.5, .accuracy = 0.25, .tokens = 9, .duration_seconds = 0.5});
   log.sample({.step = 2, .seconds = 3.0, .prompt = "The", .text = " \"end\"\n"});
   log.note(3, 4.0, "saved");
   log.end(4, 5.0, "diverged", "too far");
@@ -96,10 +97,11 @@ TEST(ReadRun, GivesBackEveryOtherKind) {
 }
 
 TEST(ReadRun, KeepsWhatIsNotFinite) {
-  const RunHistory run = read_lines(std::string(kRun) + "\n" +
-                                    R"({"kind":"evaluation","step":1,"seconds":"NaN","loss":"Infinity","accuracy":)"
-                                    R"("-Infinity","tokens":0,"duration_seconds":0})" +
-                                    "\n");
+  const RunHistory run =
+      read_lines(std::string(kRun) + "\n" +
+                 R"({"kind":"evaluation","step":1,"seconds":"NaN","loss":"Infinity","accuracy":)"
+                 R"("-Infinity","tokens":0,"duration_seconds":0})" +
+                 "\n");
   EXPECT_TRUE(std::isnan(run.evaluations[0].seconds));
   EXPECT_EQ(run.evaluations[0].loss, std::numeric_limits<double>::infinity());
   EXPECT_EQ(run.evaluations[0].accuracy, -std::numeric_limits<double>::infinity());
@@ -134,9 +136,9 @@ TEST(ReadRun, EveryPrefixThatHasARecordIsRead) {
 }
 
 TEST(ReadRun, LaterFieldsAreLeftAloneAndLaterKindsCounted) {
-  const RunHistory run = read_lines(std::string(kRun) + "\n" + R"({"kind":"histogram","step":1,"bins":[1,{"a":2}]})" +
-                                    "\n" + R"({"kind":"note","step":1,"seconds":0,"text":"x","colour":{"deep":[1]}})" +
-                                    "\n");
+  const RunHistory run =
+      read_lines(std::string(kRun) + "\n" + R"({"kind":"histogram","step":1,"bins":[1,{"a":2}]})" + "\n" +
+                 R"({"kind":"note","step":1,"seconds":0,"text":"x","colour":{"deep":[1]}})" + "\n");
   EXPECT_EQ(run.unknown_kinds.at("histogram"), 1);
   EXPECT_EQ(run.notes.at(0).text, "x");
 }
@@ -149,13 +151,17 @@ TEST(ReadRun, DamageIsToldWithFileAndLine) {
       {head + "\n", "line 2 is not valid JSON"},
       {head + std::string(3, '\0') + "\n", "line 2 has a NUL byte"},
       {head + "{\"step\":1}\n", "line 2 has no 'kind'"},
-      {head + R"({"kind":"note","step":-1,"seconds":0,"text":""})" + "\n", "'step' that is not a whole number"},
-      {head + R"({"kind":"note","step":1,"seconds":"soon","text":""})" + "\n", "'seconds' that is not a number"},
+      {head + R"({"kind":"note","step":-1,"seconds":0,"text":""})" + "\n",
+       "'step' that is not a whole number"},
+      {head + R"({"kind":"note","step":1,"seconds":"soon","text":""})" + "\n",
+       "'seconds' that is not a number"},
       {head + R"({"kind":"note","step":1,"seconds":1,"text":2})" + "\n", "'text' that is not a text"},
       {head + step_line(2) + "\n" + step_line(1) + "\n", "line 3 is of step 1, after one of step 2"},
       {head + step_line(2) + "\n" + step_line(2) + "\n", "line 3 tells step 2 again"},
       {step_line(1) + "\n", "line 1 is of kind 'step'; a log begins with 'run'"},
-      {R"({"kind":"run","step":0,"schema":2})" "\n", "line 1 is of schema 2; this Halfstep"},
+      {R"({"kind":"run","step":0,"schema":2})"
+       "\n",
+       "line 1 is of schema 2; this Halfstep"},
       {"", "has no record yet"},
       {"{\"kind\":\"run\"", "has no record yet"},
   };

@@ -22,7 +22,8 @@ int64_t planned(const SyntheticRun& run) { return run.planned_steps > 0 ? run.pl
 /// Warm-up, then half a cosine.
 double rate_at(const SyntheticRun& run, int64_t step) {
   constexpr double kFull = 6e-4, kLast = 6e-5;
-  const double warmup = std::max(1.0, static_cast<double>(planned(run)) / 10), now = static_cast<double>(step);
+  const double warmup = std::max(1.0, static_cast<double>(planned(run)) / 10),
+               now = static_cast<double>(step);
   if (now < warmup) return kFull * now / warmup;
   const double done = (now - warmup) / std::max(1.0, static_cast<double>(planned(run)) - warmup);
   return kLast + (kFull - kLast) * 0.5 * (1 + std::cos(std::numbers::pi * done));
@@ -67,8 +68,7 @@ StepRecord record_at(const SyntheticRun& run, int64_t step, double loss, std::mt
 
 std::string synthetic_configuration(const SyntheticRun& run) {
   return to_toml(resolve({.preset = "gpt-10m",
-                          .set = {"precision.compute=" + run.compute,
-                                  "optimizer.warmup_steps=0",
+                          .set = {"precision.compute=" + run.compute, "optimizer.warmup_steps=0",
                                   "train.steps=" + std::to_string(planned(run)),
                                   "data.seed=" + std::to_string(run.batch_seed)}}),
                  false);
@@ -84,14 +84,16 @@ std::vector<double> synthetic_losses(const SyntheticRun& run) {
     const double curve = 1.15 + 2.2 * std::exp(-9 * done) + 2.2 * std::exp(-55 * done);
     drift = rho * drift + std::sqrt(1 - rho * rho) * normal(own);
     const double loss = curve * (1 + 0.035 * normal(batches)) * (1 + run.own_noise * drift) * run.loss_factor;
-    losses.push_back(run.nan_from > 0 && step >= run.nan_from ? std::numeric_limits<double>::quiet_NaN() : loss);
+    losses.push_back(run.nan_from > 0 && step >= run.nan_from ? std::numeric_limits<double>::quiet_NaN()
+                                                              : loss);
   }
   return losses;
 }
 
 void write_synthetic_run(const std::filesystem::path& folder, const SyntheticRun& run) {
-  const RunHeader header{.configuration = synthetic_configuration(run),
-                         .machine = {{"cpu", "Intel Xeon Platinum 8481C"}, {"threads", "2"}, {"torch", "2.13.0"}}};
+  const RunHeader header{
+      .configuration = synthetic_configuration(run),
+      .machine = {{"cpu", "Intel Xeon Platinum 8481C"}, {"threads", "2"}, {"torch", "2.13.0"}}};
   std::mt19937_64 random(run.own_seed + 77);
   const std::vector<double> losses = synthetic_losses(run);
   RunLog log = RunLog::create(folder, header);
@@ -123,11 +125,12 @@ void write_synthetic_run(const std::filesystem::path& folder, const SyntheticRun
                       .tokens = 81920,
                       .duration_seconds = 1.9});
     if (run.samples && step % std::max<int64_t>(1, run.steps / 4) == 0)
-      log.sample({.step = step,
-                  .seconds = record.seconds,
-                  .prompt = "The ",
-                  .text = "module :mod:`asyncio` provides a *loop*, which is\nused to call the function ``run``.\n\n"
-                          "   >>> import asyncio\n   >>> asyncio.run(main())\n"});
+      log.sample(
+          {.step = step,
+           .seconds = record.seconds,
+           .prompt = "The ",
+           .text = "module :mod:`asyncio` provides a *loop*, which is\nused to call the function ``run``.\n\n"
+                   "   >>> import asyncio\n   >>> asyncio.run(main())\n"});
     if (step == run.resumed_after) {
       log.note(step, record.seconds, "checkpoint saved: step-" + std::to_string(step));
       log.end(step, record.seconds, "interrupted", "SIGTERM: saved after step " + std::to_string(step));

@@ -46,7 +46,8 @@ TEST(Thinned, EveryColumnHasTheExtremesOfItsPoints) {
     greatest = std::max(greatest, column.greatest.value);
     double low = INFINITY, high = -INFINITY;
     for (const Point& point : points) {
-      if (point.step < column.first_step || point.step > column.last_step || std::isnan(point.value)) continue;
+      if (point.step < column.first_step || point.step > column.last_step || std::isnan(point.value))
+        continue;
       low = std::min(low, point.value);
       high = std::max(high, point.value);
     }
@@ -78,7 +79,8 @@ TEST(Smoothed, IsTheMeanOfTheWindowWhereThereIsOne) {
 
 TEST(Smoothed, AStraightLineStaysStraightToItsEnds) {
   std::vector<Point> points;
-  for (int64_t step = 1; step <= 100; ++step) points.push_back({.step = step, .value = 5.0 - 0.03 * static_cast<double>(step)});
+  for (int64_t step = 1; step <= 100; ++step)
+    points.push_back({.step = step, .value = 5.0 - 0.03 * static_cast<double>(step)});
   points[40].value = kNaN;
   const auto smooth = smoothed(points, 21, 1000);
   for (size_t i = 0; i < points.size(); ++i) {
