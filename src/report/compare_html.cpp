@@ -5,12 +5,10 @@
 #include <cmath>
 #include <map>
 
-#include "report/figures.h"
 #include "report/html.h"
 #include "report/numbers.h"
 #include "report/pairing.h"
-#include "report/plot.h"
-#include "report/run_plots.h"
+#include "report/run_curves.h"
 #include "report/sentence.h"
 
 namespace halfstep {

@@ -35,9 +35,8 @@ for (const figure of document.querySelectorAll("figure.plot")) {
       let k = one.steps.findLastIndex(begin => begin <= step);
       const ends = one.to || one.steps;
       if (k < 0 || (k + 1 < ends.length && step - ends[k] > one.steps[k + 1] - step)) ++k;
-      const least = one.least && one.least[k], greatest = one.greatest && one.greatest[k];
-      outputs[i].textContent = !one.least ? number((one.value || one.mean)[k]) :
-        least === greatest ? number(least) : number(least) + " to " + number(greatest);
+      const least = number((one.least || one.value || one.mean)[k]), greatest = one.greatest ? number(one.greatest[k]) : least;
+      outputs[i].textContent = least === greatest ? least : least + " to " + greatest;
     });
   };
   const hide = () => { cursor.remove(); at.remove(); outputs.forEach(output => { output.textContent = ""; }); };

@@ -120,6 +120,7 @@ footer { margin-top: 40px; font-size: .82rem; color: var(--quiet); }
   .wide .frame { grid-template-rows: 240px 22px; }
   .plot, .panel { padding: 12px 12px 10px; }
   .figures div { padding: 10px 12px; }
+  th, td { padding-right: 14px; }
   h1 { font-size: 1.45rem; }
   .verdict { font-size: 1rem; }
 }

@@ -47,7 +47,7 @@ double line_at(std::span<const Point> points, int64_t place) {
 std::vector<Column> thinned(std::span<const Point> points, int64_t most) {
   std::vector<Column> columns;
   if (points.empty()) return columns;
-  const bool all = std::ssize(points) <= most;
+  const bool all = std::ssize(points) <= 2 * most;
   const int64_t begin = points.front().step, span = points.back().step - begin + 1;
   int64_t current = -1;
   for (const Point& point : points) {

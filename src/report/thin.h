@@ -21,7 +21,8 @@ struct Column {
   double mean = 0.0;                           ///< of the finite ones
 };
 
-/// At most `most` columns of equal width from the first step to the last; a column a point if there are few.
+/// At most `most` columns of equal width from the first step to the last; a column a point if there are no
+/// more than twice as many: those are drawn as cheaply.
 std::vector<Column> thinned(std::span<const Point> points, int64_t most);
 
 /// At most `most` of the points, evenly chosen, smoothed over the finite ones half a window to each side: a

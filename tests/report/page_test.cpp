@@ -101,7 +101,7 @@ TEST(ReportPage, EveryPlottedNumberIsTheLogs) {
   compare("Updates too small to move a weight", 100, field("stalled_share"));
   compare("Speed", 1, field("tokens_per_second"));
   compare("Share of the machine's peak", 100, field("share_of_peak"));
-  compare("Memory of the process", 1e-6, [](const json& record) { return record["memory"]["peak_bytes"]; });
+  compare("Memory of tensors", 1e-6, [](const json& record) { return record["memory"]["peak_bytes"]; });
 }
 
 TEST(ReportPage, PhasesAreTheMeansOfTheirSteps) {
