@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+"""Fine-tunes a model of transformers with torch.amp, as its users write it: the other side of tools/finetune_compare.
+
+    torch_amp_finetune.py JOB.json
+
+JOB names the model's folder, a file of batches (batch_dump), the settings and where the results go. Nothing here is
+slower than it need be: the attention is SDPA, no cache of keys and values is built, AdamW is the fused one, gradients
+are set to None, and the loss is the model's own, which widens the logits to FP32 and takes targets that are already
+shifted (`shift_labels`). One step's clock runs from the batch to the update.
+"""
+import contextlib
+import json
+import pathlib
+import sys
+import time
+
+import torch
+import transformers
+from safetensors.torch import load_file
+
+
+def lr_factor(step: int, warmup_steps: int, steps: int, final_fraction: float) -> float:
+    """The linear schedule of halfstep/schedule.h at a step counted from 0."""
+    if step < warmup_steps:
+        return (step + 1) / (warmup_steps + 1)
+    return 1 - (1 - final_fraction) * (step - warmup_steps) / (steps - warmup_steps)
+
+
+def precision_scope(name: str):
+    return torch.autocast("cpu", dtype=torch.bfloat16) if name == "bf16" else contextlib.nullcontext()
+
+
+def loss_of(model, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return model(input_ids=inputs, labels=targets, shift_labels=targets).loss
+
+
+@torch.no_grad()
+def held_out_loss(model, batches: dict, batch_size: int, precision: str) -> float:
+    """Mean over the tokens of all batches."""
+    model.eval()
+    total, tokens = 0.0, 0
+    for inputs, targets in zip(batches["inputs"].split(batch_size), batches["targets"].split(batch_size)):
+        with precision_scope(precision):
+            total += loss_of(model, inputs, targets).item() * targets.numel()
+        tokens += targets.numel()
+    model.train()
+    return total / tokens
+
+
+def make_optimizer(model, job: dict) -> torch.optim.Optimizer:
+    """Matrices decay, norms and biases do not."""
+    parameters = list(model.parameters())
+    groups = [{"params": [p for p in parameters if p.dim() >= 2], "weight_decay": job["weight_decay"]},
+              {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0}]
+    return torch.optim.AdamW([group for group in groups if group["params"]], lr=job["lr"],
+                             betas=(job["beta1"], job["beta2"]), eps=job["eps"], fused=True)
+
+
+def train(model, job: dict, batches: dict) -> dict:
+    optimizer = make_optimizer(model, job)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: lr_factor(step, job["warmup_steps"], job["schedule_steps"], job["final_fraction"]))
+    micro_batches = zip(batches["inputs"].split(job["batch_size"]), batches["targets"].split(job["batch_size"]))
+    losses, rates, norms, ends = [], [], [], []
+    began = time.perf_counter()
+    for _ in range(job["steps"]):
+        rates.append(schedule.get_last_lr()[0])
+        step_loss = 0.0
+        for _ in range(job["accumulation"]):
+            inputs, targets = next(micro_batches)
+            with precision_scope(job["precision"]):
+                loss = loss_of(model, inputs, targets) / job["accumulation"]
+            loss.backward()
+            step_loss += loss.item()
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), job["clip_norm"]).item())
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad(set_to_none=True)
+        losses.append(step_loss)
+        ends.append(time.perf_counter() - began)
+    return {"losses": losses, "rates": rates, "grad_norms": norms, "ends_seconds": ends}
+
+
+def main(job: dict) -> None:
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    torch.set_num_threads(job["threads"])
+    model = transformers.AutoModelForCausalLM.from_pretrained(job["model"], dtype=torch.float32)
+    model.config.use_cache = False
+    model.train()
+    result = {"torch": torch.__version__, "transformers": transformers.__version__, "threads": torch.get_num_threads(),
+              "attention": model.config._attn_implementation}
+    held_out = load_file(job["held_out"]) if "held_out" in job else None
+    if held_out:
+        result["held_out_before"] = held_out_loss(model, held_out, job["batch_size"], job["precision"])
+    if job["steps"]:
+        result |= train(model, job, load_file(job["batches"]))
+        if held_out:
+            result["held_out_after"] = held_out_loss(model, held_out, job["batch_size"], job["precision"])
+    if "save" in job:
+        model.save_pretrained(job["save"])
+    pathlib.Path(job["result"]).write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    main(json.loads(pathlib.Path(sys.argv[1]).read_text()))
