@@ -35,7 +35,7 @@ def ticks(least: float, most: float, count: int = 5) -> list[float]:
         return [least]
     raw = (most - least) / count
     power = 10.0 ** math.floor(math.log10(raw))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * (1 - 1e-9))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= 0.7 * raw)
     first = math.ceil(least / step - 1e-9)
     return [i * step for i in range(first, math.floor(most / step + 1e-9) + 1)]
 

@@ -1,0 +1,71 @@
+"""tools/first_ten_minutes runs what README.md shows, and notices each kind of broken promise."""
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+TOOL = pathlib.Path(__file__).resolve().parents[2] / "tools" / "first_ten_minutes"
+
+
+def carry_out(*lines, options=()):
+    """Exit code and answer for a clone whose README has these lines."""
+    with tempfile.TemporaryDirectory() as folder:
+        text = "# It\n\n## First ten minutes\n\nSo:\n\n```sh\n" + "\n".join(lines) + "\n```\n\n## Later\n\n```sh\nfalse\n```\n"
+        pathlib.Path(folder, "README.md").write_text(text)
+        done = subprocess.run([sys.executable, TOOL, "--json", "--in", folder, *options], capture_output=True, text=True)
+        return done.returncode, json.loads(done.stdout) if done.stdout else done.stderr
+
+
+class FirstTenMinutes(unittest.TestCase):
+    def assert_broken(self, word, *lines):
+        code, answer = carry_out(*lines)
+        self.assertEqual(code, 1, answer)
+        self.assertIn(word, answer["commands"][-1]["broken"][0])
+
+    def test_commands_share_a_shell_and_keep_their_promises(self):
+        code, answer = carry_out("mkdir there && cd there", "export NAME=a", 'echo "$NAME" \\', "  > file  # makes there/file; for people",
+                                 "grep -q a file  # under 1 minute")
+        self.assertEqual(code, 0, answer)
+        self.assertEqual(len(answer["commands"]), 4)
+
+    def test_a_command_that_fails_ends_it(self):
+        code, answer = carry_out("true", "false", "touch never")
+        self.assertEqual((code, len(answer["commands"])), (1, 2))
+
+    def test_the_shells_own_exit_is_a_failure(self):
+        self.assert_broken("exited with 3", "exit 3")
+
+    def test_a_file_that_was_not_made_is_noticed(self):
+        self.assert_broken("did not make", "true  # makes nothing.txt")
+
+    def test_a_file_that_was_there_before_is_noticed(self):
+        self.assert_broken("was there before", "touch README.md  # makes README.md")
+
+    def test_taking_too_long_is_noticed(self):
+        self.assert_broken("promised under", "sleep 0.2  # under 0 minutes")
+
+    def test_ctrl_c_is_pressed_and_its_exit_code_asked_for(self):
+        interrupted = "python3 -c 'import signal, sys, time; signal.signal(signal.SIGINT, lambda *_: sys.exit({})); time.sleep(60)'"
+        self.assertEqual(carry_out(interrupted.format(130) + "  # press Ctrl-C after 1 second")[0], 0)
+        self.assert_broken("exited with 0, expected 130", interrupted.format(0) + "  # press Ctrl-C after 1 second")
+        self.assert_broken("exited with 0, expected 130", "true  # press Ctrl-C after 1 second")
+
+    def test_what_is_marked_is_listed_and_not_run(self):
+        code, answer = carry_out("true", "false  # not in CI: it fails")
+        self.assertEqual((code, answer["skipped"]), (0, [{"command": "false", "why": "it fails"}]))
+        self.assertEqual(carry_out("true", "false  # not in CI: it fails", options=["--all"])[0], 1)
+
+    def test_the_environment_is_clean(self):
+        code, answer = carry_out('test -z "$HALFSTEP_PROGRAM$VIRTUAL_ENV"', 'test -z "$(ls -A ~)"')
+        self.assertEqual(code, 0, answer)
+
+    def test_a_readme_without_the_section_is_refused(self):
+        code, said = carry_out("# nothing")
+        self.assertEqual(code, 1)
+        self.assertIn("no commands", said)
+
+
+if __name__ == "__main__":
+    unittest.main()
