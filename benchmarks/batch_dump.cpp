@@ -1,10 +1,11 @@
 // The batches that a training run sees, for another program to train on the same.
 //
-//   batch_dump --vocabulary N --sequence-length T --sequences S [--seed N | --in-order] TOKENS OUT.safetensors
+//   batch_dump --vocabulary N --sequence-length T --sequences S [--seed N | --in-order] TOKENS
+//   OUT.safetensors
 //
-// Writes `inputs` and `targets`, int64 of [S, T], in the order of TokenBatches: rows i x B to i x B + B - 1 are
-// batch i of a run with B sequences a batch. With --in-order, those of an evaluation; --sequences 0 is one
-// epoch.
+// Writes `inputs` and `targets`, int64 of [S, T], in the order of TokenBatches: rows i x B to i x B + B - 1
+// are batch i of a run with B sequences a batch. With --in-order, those of an evaluation; --sequences 0 is
+// one epoch.
 #include <ATen/ops/cat.h>
 #include <halfstep/data.h>
 #include <halfstep/tensor_file.h>

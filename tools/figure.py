@@ -11,7 +11,7 @@ STYLE = """<style>
   @media (prefers-color-scheme: dark) { svg { color: #e6edf3; } }
   text { fill: currentColor; }
   .grid { stroke: currentColor; stroke-opacity: 0.15; }
-  .line { fill: none; stroke-width: 1.6; stroke-linejoin: round; }
+  .line { fill: none; stroke-linejoin: round; }
 </style>"""
 
 
@@ -27,6 +27,7 @@ class Panel:
     title: str
     lines: list
     height: int = 220
+    overlaid: bool = False  # curves that lie on one another: the first is drawn widest, the last on top
 
 
 def ticks(least: float, most: float, count: int = 5) -> list[float]:
@@ -58,7 +59,8 @@ def figure(panels: list[Panel], x_title: str) -> str:
         top += TITLE + panel.height + GAP
     for tick in ticks(x_least, x_most, 8):
         parts.append(f'<text x="{x_at(tick):.1f}" y="{top - GAP + 16}" text-anchor="middle">{label(tick)}</text>')
-    parts.append(f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{top - GAP + AXIS}" text-anchor="middle">{escape(x_title)}</text>')
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    parts.append(f'<text x="{middle}" y="{top - GAP + AXIS}" text-anchor="middle">{escape(x_title)}</text>')
     height = top - GAP + AXIS + 8
     return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">\n'
             f"<title>{escape(panels[0].title)}</title>\n{STYLE}\n" + "\n".join(parts) + "\n</svg>\n")
@@ -78,11 +80,14 @@ def draw_panel(panel: Panel, top: float, x_at, x_ticks, finite) -> str:
     for tick in x_ticks:
         parts.append(f'<path class="grid" d="M{x_at(tick):.1f} {first}V{last}"/>')
     legend_right = WIDTH - RIGHT
-    for line in reversed(panel.lines):
-        colour = COLOURS[line.colour]
+    for i, line in enumerate(panel.lines):
+        width = 1.4 + (2 * (len(panel.lines) - 1 - i) if panel.overlaid else 0)
         for run in unbroken(line.points, finite):
             at = " ".join(f"{x_at(x):.1f},{y_at(y):.1f}" for x, y in run)
-            parts.append(f'<polyline class="line" stroke="{colour}" points="{at}"/>')
+            parts.append(f'<polyline class="line" stroke="{COLOURS[line.colour]}" stroke-width="{width:.1f}" '
+                         f'points="{at}"/>')
+    for line in reversed(panel.lines):
+        colour = COLOURS[line.colour]
         legend_right -= 7 * len(line.name) + 26
         parts.append(f'<path d="M{legend_right} {top + 12}h14" stroke="{colour}" stroke-width="3"/>'
                      f'<text x="{legend_right + 18}" y="{top + 16}">{escape(line.name)}</text>')

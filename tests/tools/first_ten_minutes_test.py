@@ -12,9 +12,10 @@ TOOL = pathlib.Path(__file__).resolve().parents[2] / "tools" / "first_ten_minute
 def carry_out(*lines, options=()):
     """Exit code and answer for a clone whose README has these lines."""
     with tempfile.TemporaryDirectory() as folder:
-        text = "# It\n\n## First ten minutes\n\nSo:\n\n```sh\n" + "\n".join(lines) + "\n```\n\n## Later\n\n```sh\nfalse\n```\n"
-        pathlib.Path(folder, "README.md").write_text(text)
-        done = subprocess.run([sys.executable, TOOL, "--json", "--in", folder, *options], capture_output=True, text=True)
+        section = "\n".join(["## First ten minutes", "", "So:", "", "```sh", *lines, "```"])
+        pathlib.Path(folder, "README.md").write_text(f"# It\n\n{section}\n\n## Later\n\n```sh\nfalse\n```\n")
+        command = [sys.executable, TOOL, "--json", "--in", folder, *options]
+        done = subprocess.run(command, capture_output=True, text=True)
         return done.returncode, json.loads(done.stdout) if done.stdout else done.stderr
 
 
@@ -25,8 +26,8 @@ class FirstTenMinutes(unittest.TestCase):
         self.assertIn(word, answer["commands"][-1]["broken"][0])
 
     def test_commands_share_a_shell_and_keep_their_promises(self):
-        code, answer = carry_out("mkdir there && cd there", "export NAME=a", 'echo "$NAME" \\', "  > file  # makes there/file; for people",
-                                 "grep -q a file  # under 1 minute")
+        code, answer = carry_out("mkdir there && cd there", "export NAME=a", 'echo "$NAME" \\',
+                                 "  > file  # makes there/file; for people", "grep -q a file  # under 1 minute")
         self.assertEqual(code, 0, answer)
         self.assertEqual(len(answer["commands"]), 4)
 
@@ -47,7 +48,8 @@ class FirstTenMinutes(unittest.TestCase):
         self.assert_broken("promised under", "sleep 0.2  # under 0 minutes")
 
     def test_ctrl_c_is_pressed_and_its_exit_code_asked_for(self):
-        interrupted = "python3 -c 'import signal, sys, time; signal.signal(signal.SIGINT, lambda *_: sys.exit({})); time.sleep(60)'"
+        interrupted = ("python3 -c 'import signal, sys, time; "
+                       "signal.signal(signal.SIGINT, lambda *_: sys.exit({})); time.sleep(60)'")
         self.assertEqual(carry_out(interrupted.format(130) + "  # press Ctrl-C after 1 second")[0], 0)
         self.assert_broken("exited with 0, expected 130", interrupted.format(0) + "  # press Ctrl-C after 1 second")
         self.assert_broken("exited with 0, expected 130", "true  # press Ctrl-C after 1 second")

@@ -1,0 +1,237 @@
+// What the trainer costs beside the bare loop over the same pieces.
+//
+//   trainer_overhead [--json] [--rounds N] [--steps N] [--threads N]
+//
+// A small GPT-2 in BF16 is trained twice at the same time: by Trainer, and by a loop of ten lines over
+// TokenBatches, MixedPrecision and AdamW. They take turns, some steps each, in one thread: the loop runs
+// inside the trainer's watcher. So both meet the same machine, and everything that the trainer does between
+// two steps is counted. Both must have the same losses, bit for bit: then they did the same work.
+//
+// Once with a line of log for every step and once without any. Exits with 1 when the trainer's step takes
+// more than 1.02 times the loop's, or logging more than 1.01 times not logging.
+#include <ATen/Parallel.h>
+#include <halfstep/data.h>
+#include <halfstep/error.h>
+#include <halfstep/memory.h>
+#include <halfstep/mixed_precision.h>
+#include <halfstep/models.h>
+#include <halfstep/optim.h>
+#include <halfstep/trainer.h>
+#include <stdlib.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "support/program.h"
+#include "support/statistics.h"
+
+namespace {
+
+using nlohmann::json;
+using Path = std::filesystem::path;
+using Clock = std::chrono::steady_clock;
+
+constexpr double kTrainerLimit = 1.02, kLoggingLimit = 1.01;
+constexpr int kBlockSteps = 6;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+halfstep::ResolvedConfig configuration(const Path& tokens, int steps, int threads, bool logged) {
+  const std::string text = R"(
+[model]
+kind = "gpt2"
+layers = 4
+width = 128
+heads = 4
+[data]
+sequence_length = 128
+batch_size = 16
+seed = 3
+[precision]
+compute = "bf16"
+[optimizer]
+lr = 1e-3
+weight_decay = 0.1
+clip_norm = 1.0
+[train]
+seed = 5
+)";
+  return halfstep::resolve(
+      {.file = halfstep::ConfigText{.name = "trainer_overhead", .text = text},
+       .set = {"data.train=" + tokens.string(), "train.steps=" + std::to_string(steps),
+               "train.threads=" + std::to_string(threads), logged ? "log.every=1" : "log.every=1000000000"}});
+}
+
+/// The loop that a user of the library writes.
+class BareLoop {
+ public:
+  BareLoop(const halfstep::RunConfig& config, const Path& tokens)
+      : model_({.vocab_size = kVocabulary,
+                .n_positions = config.data.sequence_length,
+                .n_embd = *config.model.width,
+                .n_layer = *config.model.layers,
+                .n_head = *config.model.heads,
+                .resid_pdrop = 0,
+                .embd_pdrop = 0,
+                .attn_pdrop = 0},
+               static_cast<uint64_t>(config.train.seed)),
+        mp_(halfstep::Precision::bf16(), model_, {.autocast = {.allow_emulated = true}}),
+        optimizer_(groups(mp_.params(), config.optimizer)),
+        batches_(files(tokens), {.batch_size = config.data.batch_size,
+                                 .sequence_length = config.data.sequence_length,
+                                 .seed = static_cast<uint64_t>(config.data.seed)}) {}
+
+  double step() {
+    const auto batch = batches_.next();
+    const auto loss = mp_.forward([&] { return model_.loss(batch.inputs, batch.targets); });
+    mp_.backward(loss);
+    const auto grads = mp_.inspect_grads();
+    const auto report = optimizer_.step(grads.clipped_to(1.0));
+    HALFSTEP_CHECK(report.stepped(), report.sentence());
+    mp_.advance(grads);
+    optimizer_.zero_grad();
+    return loss.item<double>();
+  }
+
+ private:
+  static constexpr int64_t kVocabulary = 256;
+
+  static std::vector<halfstep::TokenFile> files(const Path& tokens) {
+    std::vector<halfstep::TokenFile> files;
+    files.emplace_back(tokens, halfstep::TokenFileOptions{.vocabulary_size = kVocabulary});
+    return files;
+  }
+
+  static std::vector<halfstep::ParamGroup<halfstep::AdamWOptions>> groups(
+      const std::vector<halfstep::Param>& params, const halfstep::RunConfig::Optimizer& given) {
+    halfstep::ParamGroup<halfstep::AdamWOptions> matrices{
+        .params = {}, .options = {.lr = given.lr, .weight_decay = *given.weight_decay}};
+    halfstep::ParamGroup<halfstep::AdamWOptions> vectors{.params = {},
+                                                         .options = {.lr = given.lr, .weight_decay = 0}};
+    for (const auto& param : params) (param.working.dim() >= 2 ? matrices : vectors).params.push_back(param);
+    return {matrices, vectors};
+  }
+
+  halfstep::Gpt2 model_;
+  halfstep::MixedPrecision mp_;
+  halfstep::AdamW optimizer_;
+  halfstep::TokenBatches batches_;
+};
+
+/// Watches a trainer, and after each block of its steps does as many of the bare loop.
+class InTurns final : public halfstep::RunWatcher {
+ public:
+  explicit InTurns(BareLoop& loop) : loop_(loop) {}
+
+  void begin(const halfstep::RunPlan&) override { returned_ = Clock::now(); }
+
+  void step(const halfstep::StepRecord& record) override {
+    trainer_seconds_.push_back(seconds_since(returned_));
+    losses_.push_back(record.loss);
+    if (losses_.size() % kBlockSteps == 0)
+      for (size_t i = losses_.size() - kBlockSteps; i < losses_.size(); ++i) {
+        const auto begin = Clock::now();
+        const double loss = loop_.step();
+        loop_seconds_.push_back(seconds_since(begin));
+        HALFSTEP_CHECK(loss == losses_[i], "step ", i + 1, ": the trainer's loss is ", losses_[i],
+                       ", the bare loop's ", loss, ". They must do the same work to be compared.");
+      }
+    returned_ = Clock::now();
+  }
+
+  void evaluation(const halfstep::EvaluationRecord&) override {}
+  void sample(const halfstep::SampleRecord&) override {}
+  void note(int64_t, std::string_view) override {}
+  void end(const halfstep::RunEnd&) override {}
+
+  double trainer_seconds() const { return bench::median(counted(trainer_seconds_)); }
+  double loop_seconds() const { return bench::median(counted(loop_seconds_)); }
+
+ private:
+  // Without the first block, which fills allocators, and the first of each, which finds the other's caches.
+  static std::vector<double> counted(const std::vector<double>& seconds) {
+    std::vector<double> kept;
+    for (size_t i = kBlockSteps; i < seconds.size(); ++i)
+      if (i % kBlockSteps != 0) kept.push_back(seconds[i]);
+    return kept;
+  }
+
+  BareLoop& loop_;
+  Clock::time_point returned_;
+  std::vector<double> trainer_seconds_, loop_seconds_, losses_;
+};
+
+void write_tokens(const Path& path) {
+  std::mt19937 generator(1);
+  std::vector<int32_t> ids(1 << 18);
+  for (auto& id : ids) id = static_cast<int32_t>(generator() % 96 + 32);
+  halfstep::TokenFileWriter writer(path, halfstep::TokenFormat::Raw16, 256);
+  writer.append(ids);
+  writer.commit();
+}
+
+json spread(const std::vector<double>& ratios, double limit) {
+  const auto [least, most] = std::minmax_element(ratios.begin(), ratios.end());
+  const double median = bench::median(ratios);
+  return {
+      {"median", median}, {"least", *least}, {"most", *most}, {"limit", limit}, {"passed", median <= limit}};
+}
+
+int run(int argc, char** argv) {
+  CLI::App app("What the trainer and its log cost beside the bare loop over the same pieces.");
+  int rounds = 7, steps = 96, threads = 2;
+  bool as_json = false;
+  app.add_option("--rounds", rounds)->check(CLI::Range(1, 1000));
+  app.add_option("--steps", steps, "of each run; in blocks of 6")->check(CLI::Range(2 * kBlockSteps, 100000));
+  app.add_option("--threads", threads)->check(CLI::Range(1, 1024));
+  app.add_flag("--json", as_json);
+  CLI11_PARSE(app, argc, argv);
+
+  halfstep::install_cpu_allocator();
+  std::string scratch = (std::filesystem::temp_directory_path() / "halfstep-overhead-XXXXXX").string();
+  HALFSTEP_CHECK(mkdtemp(scratch.data()) != nullptr, "No folder can be made in the temporary folder.");
+  const Path tokens = Path(scratch) / "train.tokens";
+  write_tokens(tokens);
+  std::vector<double> trainer_ratios, logging_ratios, step_seconds;
+  for (int round = 0; round < rounds; ++round) {
+    double over_loop[2] = {};
+    for (const int logged : {round % 2, 1 - round % 2}) {
+      const auto resolved = configuration(tokens, steps, threads, logged == 1);
+      halfstep::Trainer trainer(resolved, Path(scratch) / std::to_string(2 * round + logged));
+      BareLoop loop(resolved.config, tokens);
+      InTurns turns(loop);
+      const std::atomic<bool> never = false;
+      (void)trainer.run(turns, never);
+      over_loop[logged] = turns.trainer_seconds() / turns.loop_seconds();
+      step_seconds.push_back(turns.loop_seconds());
+    }
+    trainer_ratios.push_back(over_loop[1]);
+    logging_ratios.push_back(over_loop[1] / over_loop[0]);
+    std::cerr << "round " << round + 1 << ": trainer " << over_loop[1] << ", without log " << over_loop[0]
+              << " of the bare loop\n";
+  }
+  std::filesystem::remove_all(scratch);
+
+  const json results{{"step_seconds", bench::median(step_seconds)},
+                     {"trainer_over_loop", spread(trainer_ratios, kTrainerLimit)},
+                     {"logging_over_silence", spread(logging_ratios, kLoggingLimit)}};
+  bool passed = true;
+  for (const char* name : {"trainer_over_loop", "logging_over_silence"}) {
+    const json& one = results[name];
+    passed = passed && one["passed"].get<bool>();
+    if (!as_json)
+      std::cout << name << " " << one["median"] << " [" << one["least"] << ", " << one["most"]
+                << "], at most " << one["limit"] << "\n";
+  }
+  if (as_json) std::cout << results.dump(1) << "\n";
+  return passed ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) { return bench::exit_code_of(run, argc, argv); }
