@@ -7,6 +7,9 @@ JOB names the model's folder, a file of batches (batch_dump), the settings and w
 slower than it need be: the attention is SDPA, no cache of keys and values is built, AdamW is the fused one, gradients
 are set to None, and the loss is the model's own, which widens the logits to FP32 and takes targets that are already
 shifted (`shift_labels`). One step's clock runs from the batch to the update.
+
+Its precisions: `bf16`, FP32 weights under torch.autocast; `fp32`; and `bf16_weights`, a model that is BF16 itself, with
+FP32 masters in the optimizer and FP32 sums of micro-batches: what Halfstep's BF16 keeps, for the rounding, not for speed.
 """
 import contextlib
 import json
@@ -47,9 +50,35 @@ def held_out_loss(model, batches: dict, batch_size: int, precision: str) -> floa
     return total / tokens
 
 
-def make_optimizer(model, job: dict) -> torch.optim.Optimizer:
+class Masters:
+    """What the optimizer steps: the model's own parameters, or FP32 copies of a BF16 model's."""
+
+    def __init__(self, model, precision: str):
+        self.working = list(model.parameters())
+        self.params = self.working
+        if precision == "bf16_weights":
+            self.params = [p.detach().clone().requires_grad_() for p in self.working]
+            model.to(torch.bfloat16)
+
+    def add_grads(self) -> None:
+        """After each micro-batch."""
+        if self.params is self.working:
+            return
+        for master, working in zip(self.params, self.working):
+            grad = working.grad.float()
+            master.grad = grad if master.grad is None else master.grad + grad
+            working.grad = None
+
+    def round(self) -> None:
+        """After each step."""
+        if self.params is self.working:
+            return
+        with torch.no_grad():
+            torch._foreach_copy_(self.working, self.params)
+
+
+def make_optimizer(parameters: list, job: dict) -> torch.optim.Optimizer:
     """Matrices decay, norms and biases do not."""
-    parameters = list(model.parameters())
     groups = [{"params": [p for p in parameters if p.dim() >= 2], "weight_decay": job["weight_decay"]},
               {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0}]
     return torch.optim.AdamW([group for group in groups if group["params"]], lr=job["lr"],
@@ -57,7 +86,8 @@ def make_optimizer(model, job: dict) -> torch.optim.Optimizer:
 
 
 def train(model, job: dict, batches: dict) -> dict:
-    optimizer = make_optimizer(model, job)
+    masters = Masters(model, job["precision"])
+    optimizer = make_optimizer(masters.params, job)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: lr_factor(step, job["warmup_steps"], job["schedule_steps"], job["final_fraction"]))
     micro_batches = zip(batches["inputs"].split(job["batch_size"]), batches["targets"].split(job["batch_size"]))
@@ -71,9 +101,11 @@ def train(model, job: dict, batches: dict) -> dict:
             with precision_scope(job["precision"]):
                 loss = loss_of(model, inputs, targets) / job["accumulation"]
             loss.backward()
+            masters.add_grads()
             step_loss += loss.item()
-        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), job["clip_norm"]).item())
+        norms.append(torch.nn.utils.clip_grad_norm_(masters.params, job["clip_norm"]).item())
         optimizer.step()
+        masters.round()
         schedule.step()
         optimizer.zero_grad(set_to_none=True)
         losses.append(step_loss)
