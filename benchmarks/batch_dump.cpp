@@ -35,7 +35,8 @@ int run(int argc, char** argv) {
   std::vector<halfstep::TokenFile> files;
   files.emplace_back(tokens, halfstep::TokenFileOptions{.vocabulary_size = vocabulary});
   halfstep::TokenBatches batches(std::move(files), options);
-  if (sequences == 0) sequences = batches.windows();
+  // An evaluation ends with the epoch, however many batches it asked for.
+  if (sequences == 0 || (in_order && sequences > batches.windows())) sequences = batches.windows();
   std::vector<at::Tensor> inputs, targets;
   for (int64_t i = 0; i < sequences; ++i) {
     auto batch = batches.next();
