@@ -3,13 +3,15 @@
 #   ENGINE links LibTorch without libhalfstep, to ask the engine as it is without us.
 # halfstep_check(NAME ROOM <room> COST <fast|slow> [TORCH] COMMAND ...)
 #   Any other command as a test, with the same labels.
-# The asan run takes the label "sanitize" and builds the target "sanitized_tests": every test that does not
-# load LibTorch, and the fast ones of the rooms whose mistakes would cost a training run.
+# Under the sanitizers (preset asan): the label "sanitize" and the target "sanitized_tests" are every test that does not
+# load LibTorch, and run in CI; "sanitize_torch" and "sanitized_torch_tests" are the fast ones of the rooms whose
+# mistakes would cost a training run: a command of their own, because they take as long as all the rest of CI.
 find_package(GTest REQUIRED)
 find_package(CLI11 REQUIRED)
 find_package(nlohmann_json REQUIRED)
 
 add_custom_target(sanitized_tests)
+add_custom_target(sanitized_torch_tests)
 
 # No check for globals defined twice: a test may compile a source into itself that the library hides, and then
 # both have its globals. Leaks are looked for; LibTorch 2.13 gives no false ones.
@@ -24,10 +26,17 @@ function(halfstep_label_test name room cost torch program)
   if(torch)
     list(APPEND labels torch)
   endif()
-  if(NOT torch OR (room MATCHES "^(memory|scaling|optim|checkpoint|data|autocast|nn|train)$" AND cost STREQUAL "fast"))
-    list(APPEND labels sanitize)
+  set(sanitize "")
+  if(NOT torch)
+    set(sanitize sanitize)
+  elseif(room MATCHES "^(memory|scaling|optim|checkpoint|data|autocast|nn|train)$" AND cost STREQUAL "fast")
+    set(sanitize sanitize_torch)
+  endif()
+  if(sanitize)
+    list(APPEND labels ${sanitize})
     if(TARGET ${program})
-      add_dependencies(sanitized_tests ${program})
+      string(REPLACE sanitize sanitized suite ${sanitize})
+      add_dependencies(${suite}_tests ${program})
     endif()
   endif()
   set_tests_properties(${name} PROPERTIES LABELS "${labels}" ENVIRONMENT "${halfstep_test_environment}" TIMEOUT 1500)

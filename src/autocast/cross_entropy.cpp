@@ -18,6 +18,7 @@
 #include <algorithm>
 
 #include "tensor/saved_tensors.h"
+#include "tensor/vector_math.h"
 
 namespace halfstep {
 namespace {
@@ -67,6 +68,7 @@ class LowLogitsCrossEntropy : public torch::autograd::Function<LowLogitsCrossEnt
   static at::Tensor forward(AutogradContext* context, const at::Tensor& logits, const at::Tensor& target,
                             const std::optional<at::Tensor>& weight, int64_t reduction, int64_t ignore_index,
                             double label_smoothing) {
+    settle_vector_math();
     const at::Tensor is_counted = target.ne(ignore_index);
     const at::Tensor classes = at::where(is_counted, target, 0).unsqueeze(1);
     at::Tensor row_weight = is_counted.to(at::kFloat);

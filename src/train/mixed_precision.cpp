@@ -9,6 +9,7 @@
 #include "scaling/skip_limit.h"
 #include "tensor/faults.h"
 #include "tensor/param_checks.h"
+#include "tensor/vector_math.h"
 #include "train/accumulator.h"
 #include "train/float32_products.h"
 
@@ -61,6 +62,7 @@ struct MixedPrecision::Impl {
       : precision(std::move(given)), options(given_options) {
     precision.check();
     if (options.cpu_allocator) install_cpu_allocator();
+    settle_vector_math();
     // Before the model is touched: it refuses a precision that this machine only emulates.
     if (precision.compute != at::kFloat) {
       const AutocastScope probe(precision.compute, precision.ops, options.autocast);
