@@ -151,7 +151,8 @@ void TrainScreen::show_latest() {
   std::vector<StatusField> fields = status_fields(plan_, *latest_, skipped_steps_, pace_.seconds_left());
   if (on_terminal()) {
     // What is new first, then what is left of the old line: nothing flickers.
-    write("\r" + status_line(std::move(fields), columns(), options_.colour) + std::string(kRestOfLine));
+    std::string text(1, '\r');
+    write(text.append(status_line(std::move(fields), columns(), options_.colour)).append(kRestOfLine));
     drawn_ = true;
   } else {
     write(status_line(std::move(fields), std::string::npos, false) + "\n");
