@@ -35,9 +35,7 @@ ResolvedConfig configuration(const Request& request) {
     sources.environment = config_environment();
     sources.set = request.set;
     if (!request.folder.empty()) sources.set.push_back("run.folder=" + request.folder);
-    ResolvedConfig resolved = resolve(sources);
-    check_paths(resolved);
-    return resolved;
+    return resolve(sources);
   } catch (const FileError&) {
     throw;
   } catch (const Error& error) {
@@ -83,6 +81,7 @@ class ScratchFolder {
 /// What is wrong with data or model is told by its own code, and before any step.
 Trainer open_trainer(const ResolvedConfig& resolved, const Path& folder) {
   try {
+    check_paths(resolved);
     return {resolved, folder};
   } catch (const Error& error) {
     throw ExitWith(kFiles, error.what());

@@ -1,0 +1,165 @@
+"""`halfstep train` and `halfstep preset`, as a person, a scheduler and a script use them."""
+import json
+import pathlib
+import signal
+import subprocess
+import tempfile
+import time
+import unittest
+
+from program import PROGRAM, ask, run
+
+CONFIG = """
+[model]
+kind = "gpt2"
+layers = 1
+width = 16
+heads = 2
+[data]
+train = ["{corpus}"]
+validation_fraction = 0.1
+sequence_length = 16
+batch_size = 2
+[train]
+steps = 6
+evaluate_every = 3
+"""
+
+
+class Train(unittest.TestCase):
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.folder = pathlib.Path(scratch.name)
+        corpus = self.folder / "corpus.txt"
+        corpus.write_text("".join(f"line {i * i} of the corpus\n" for i in range(400)))
+        self.config = self.folder / "run.toml"
+        self.config.write_text(CONFIG.format(corpus=corpus))
+
+    def train(self, *arguments, **environment):
+        return run("train", str(self.config), *arguments, **environment)
+
+    def records(self, name):
+        return [json.loads(line) for line in (self.folder / name / "log.jsonl").read_text().splitlines()]
+
+    def test_done_is_0_and_plain_lines_have_no_escape_codes(self):
+        done = self.train("--folder", str(self.folder / "a"))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(done.stdout, "")
+        self.assertNotIn("\033", done.stderr)
+        self.assertIn("done after step 6", done.stderr)
+
+    def test_json_tells_every_step(self):
+        done = self.train("--folder", str(self.folder / "a"), "--json")
+        lines = [json.loads(line) for line in done.stdout.splitlines()]
+        steps = [line["step"] for line in lines if line["kind"] == "step"]
+        self.assertEqual(steps, [1, 2, 3, 4, 5, 6])
+        self.assertEqual(lines[-1]["outcome"], "done")
+
+    def test_wrong_configuration_is_2_and_nothing_is_written(self):
+        for wrong in ("optimizer.lrate=1", "optimizer.lr=-1", "optimizer.lr=1e999", "train.steps=nan",
+                      "data.train=/no/such/file", "precision.loss_scale.initial=4"):
+            done = self.train("--folder", str(self.folder / "a"), "--set", wrong)
+            self.assertEqual(done.returncode, 2 if "no/such" not in wrong else 3, (wrong, done.stderr))
+            self.assertIn(wrong.split("=")[0].split(".")[-1][:4], done.stderr)
+        self.assertFalse((self.folder / "a").exists())
+        self.assertEqual(run("train", "--preset", "tinny").returncode, 2)
+        self.assertEqual(run("train", "--no-such-flag").returncode, 2)
+
+    def test_data_that_does_not_serve_is_3(self):
+        short = self.folder / "short.txt"
+        short.write_text("too short")
+        done = self.train("--folder", str(self.folder / "a"), "--set", f"data.train={short}")
+        self.assertEqual(done.returncode, 3, done.stderr)
+        self.assertIn("tokens", done.stderr)
+
+    def test_damaged_checkpoint_is_3(self):
+        self.train("--folder", str(self.folder / "a"), "--set", "train.steps=3")
+        tensors = next((self.folder / "a" / "checkpoints").glob("step-*/tensors.safetensors"))
+        damaged = bytearray(tensors.read_bytes())
+        damaged[-1] ^= 1
+        tensors.write_bytes(damaged)
+        done = self.train("--folder", str(self.folder / "a"))
+        self.assertEqual(done.returncode, 3, done.stderr)
+
+    def test_divergence_is_4(self):
+        done = self.train("--folder", str(self.folder / "a"), "--set", "precision.compute=fp16",
+                          "--set", "precision.loss_scale.initial=8e37",
+                          "--set", "precision.loss_scale.backoff_factor=0.999",
+                          "--set", "precision.loss_scale.max_consecutive_skips=3")
+        self.assertEqual(done.returncode, 4, done.stderr)
+        self.assertIn("skipped", done.stderr)
+        self.assertEqual(self.records("a")[-1]["outcome"], "diverged")
+
+    def test_out_of_memory_is_5(self):
+        done = run("train", str(self.config), "--folder", str(self.folder / "a"),
+                   "--set", "data.batch_size=1048576", prefix=("prlimit", "--as=8000000000"))
+        self.assertEqual(done.returncode, 5, done.stderr)
+
+    def test_signal_saves_and_the_same_command_goes_on(self):
+        for name, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138)):
+            folder = self.folder / name.name
+            command = [PROGRAM, "train", str(self.config), "--folder", str(folder), "--json",
+                       "--set", "train.steps=100000"]
+            with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+                while '"step":5,' not in process.stdout.readline():
+                    pass
+                process.send_signal(name)
+                process.stdout.read()
+                process.wait()
+                self.assertEqual(process.returncode, code, process.stderr.read())
+            last = self.records(name.name)[-1]
+            self.assertEqual(last["outcome"], "interrupted")
+            steps = ask("checkpoint", "inspect", str(folder / "checkpoints"))
+            self.assertIn(str(last["step"]), json.dumps(steps))
+            done = self.train("--folder", str(folder), "--set", f"train.steps={last['step'] + 2}")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn(f"resumed after step {last['step']}", done.stderr)
+
+    def test_second_signal_ends_at_once(self):
+        command = [PROGRAM, "train", str(self.config), "--folder", str(self.folder / "a"), "--json",
+                   "--set", "train.steps=100000", "--set", "data.batch_size=4096", "--set", "train.evaluate_every=0"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            while '"kind":"step"' not in process.stdout.readline():
+                pass
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.01)
+            process.send_signal(signal.SIGINT)
+            self.assertEqual(process.wait(), 130)
+
+    def test_dry_run_says_memory_and_time_and_writes_nothing(self):
+        before = sorted(self.folder.rglob("*"))
+        done = self.train("--dry-run", "--folder", str(self.folder / "a"))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for word in ("memory", "time", "parameters"):
+            self.assertIn(word, done.stdout)
+        self.assertEqual(sorted(self.folder.rglob("*")), before)
+        answer = json.loads(self.train("--dry-run", "--json").stdout)
+        self.assertGreater(answer["peak_bytes"], 0)
+        self.assertGreater(answer["total_seconds"], 0)
+
+    def test_print_config_says_where_values_came_from(self):
+        done = run("train", "--preset", "tiny", str(self.config), "--set", "optimizer.lr=0.25", "--print-config",
+                   HALFSTEP_TRAIN__SEED="7")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        text = done.stdout
+        self.assertRegex(text, r"lr = 0\.25\s+# --set")
+        self.assertRegex(text, r"seed = 7\s+# HALFSTEP_TRAIN__SEED")
+        self.assertRegex(text, r"width = 16\s+# .*run\.toml:5")
+        self.assertRegex(text, r"weight_decay = 0\.1\s+# preset tiny")
+
+    def test_presets_are_listed_and_what_is_shown_can_be_given_back(self):
+        names = [preset["name"] for preset in ask("preset", "ls")]
+        self.assertIn("tiny", names)
+        for name in names:
+            shown = run("preset", "show", name)
+            self.assertEqual(shown.returncode, 0, shown.stderr)
+            own = self.folder / "own.toml"
+            own.write_text(shown.stdout)
+            done = run("train", str(own), "--print-config")
+            self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(run("preset", "show", "tinny").returncode, 2)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,229 @@
+#include <gtest/gtest.h>
+#include <halfstep/checkpoint.h>
+#include <halfstep/error.h>
+#include <halfstep/models.h>
+#include <halfstep/trainer.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "support/scratch.h"
+
+namespace halfstep {
+namespace {
+
+using nlohmann::json;
+using testing::ScratchFolder;
+using testing::write_text;
+
+/// Counts what it is told; asks the run to stop after a step.
+class Counter : public RunWatcher {
+ public:
+  explicit Counter(int64_t stop_after = -1) : stop_after_(stop_after) {}
+  void begin(const RunPlan& given) override { plan = given; }
+  void step(const StepRecord& record) override {
+    ++steps;
+    if (record.skipped) ++skipped;
+    if (record.step == stop_after_) stop = true;
+  }
+  void evaluation(const EvaluationRecord&) override { ++evaluations; }
+  void sample(const SampleRecord& record) override { samples.push_back(record.text); }
+  void note(int64_t, std::string_view text) override { notes.emplace_back(text); }
+  void end(const RunEnd&) override { ++ends; }
+
+  RunPlan plan;
+  int64_t steps = 0, skipped = 0, evaluations = 0, ends = 0;
+  std::vector<std::string> samples, notes;
+  std::atomic<bool> stop = false;
+
+ private:
+  int64_t stop_after_;
+};
+
+/// A corpus, and a configuration over it that has everything on: dropout, accumulation, evaluation, samples.
+class TrainerTest : public ::testing::Test {
+ protected:
+  TrainerTest() {
+    std::string text;
+    for (int line = 0; line < 400; ++line) text += "line " + std::to_string(line * line) + " of the corpus\n";
+    write_text(folder_ / "corpus.txt", text);
+  }
+
+  ResolvedConfig config(std::vector<std::string> set = {}) const {
+    std::vector<std::string> all = {"model.kind=gpt2",
+                                    "model.layers=1",
+                                    "model.width=16",
+                                    "model.heads=2",
+                                    "model.dropout=0.1",
+                                    "data.train=" + (folder_ / "corpus.txt").string(),
+                                    "data.validation_fraction=0.1",
+                                    "data.sequence_length=16",
+                                    "data.batch_size=2",
+                                    "train.steps=8",
+                                    "train.accumulation=2",
+                                    "train.evaluate_every=4",
+                                    "train.evaluate_batches=2",
+                                    "train.sample_every=8",
+                                    "train.sample_tokens=5",
+                                    "checkpoint.every=3",
+                                    "checkpoint.keep_last=0",
+                                    "optimizer.clip_norm=1"};
+    all.insert(all.end(), set.begin(), set.end());
+    return resolve({.set = all});
+  }
+
+  RunEnd run(const ResolvedConfig& resolved, const std::string& name, Counter& counter) const {
+    Trainer trainer(resolved, folder_ / name);
+    return trainer.run(counter, counter.stop);
+  }
+
+  std::filesystem::path checkpoints(const std::string& name) const { return folder_ / name / "checkpoints"; }
+
+  /// Every tensor and number of a run's last checkpoint but the fingerprint.
+  std::map<std::string, std::string> last_state(const std::string& name) const {
+    const auto summary = summarize_checkpoint(checkpoints(name), checkpoint_steps(checkpoints(name)).back());
+    std::map<std::string, std::string> state;
+    for (const auto& part : summary.parts) {
+      for (const auto& tensor : part.tensors) state[part.name + "/" + tensor.name] = tensor.sha256;
+      for (const auto& [key, value] : part.values) state[part.name + "/" + key] = value;
+    }
+    return state;
+  }
+
+  std::vector<json> log(const std::string& name) const {
+    std::vector<json> records;
+    std::ifstream file(folder_ / name / "log.jsonl");
+    for (std::string line; std::getline(file, line);) records.push_back(json::parse(line));
+    return records;
+  }
+
+  ScratchFolder folder_;
+};
+
+TEST_F(TrainerTest, RunWritesLogCheckpointsAndAModelThatOpens) {
+  Counter counter;
+  const RunEnd end = run(config(), "run", counter);
+  EXPECT_EQ(end.outcome, RunOutcome::Done);
+  EXPECT_EQ(end.step, 8);
+  EXPECT_EQ(counter.steps, 8);
+  EXPECT_EQ(counter.evaluations, 2);
+  EXPECT_EQ(counter.samples.size(), 1U);
+  EXPECT_EQ(counter.ends, 1);
+  EXPECT_EQ(counter.plan.tokens_a_step, 2 * 2 * 16);
+  EXPECT_EQ(checkpoint_steps(checkpoints("run")), (std::vector<int64_t>{3, 6, 8}));
+  const auto model = load_pretrained(folder_ / "run/model");
+  EXPECT_EQ(model->vocabulary(), 256);
+
+  std::map<std::string, int> kinds;
+  for (const json& record : log("run")) ++kinds[record.at("kind")];
+  EXPECT_EQ(kinds["step"], 8);
+  EXPECT_EQ(kinds["evaluation"], 2);
+  EXPECT_EQ(kinds["sample"], 1);
+  EXPECT_EQ(kinds["end"], 1);
+}
+
+TEST_F(TrainerTest, StoppedAndResumedRunEndsWithTheBitsOfAnUninterruptedOne) {
+  for (const std::string precision : {"fp32", "bf16", "fp16"}) {
+    std::vector<std::string> set = {"precision.compute=" + precision};
+    if (precision == "fp16") set.push_back("precision.loss_scale.growth_interval=2");
+    Counter uninterrupted, first(2), second(5), third;
+    run(config(set), precision + "-whole", uninterrupted);
+    EXPECT_EQ(run(config(set), precision + "-parts", first).outcome, RunOutcome::Interrupted);
+    EXPECT_EQ(run(config(set), precision + "-parts", second).step, 5);
+    EXPECT_EQ(run(config(set), precision + "-parts", third).outcome, RunOutcome::Done);
+    EXPECT_EQ(third.steps, 3);
+    EXPECT_EQ(last_state(precision + "-parts"), last_state(precision + "-whole")) << precision;
+
+    std::vector<double> losses[2];
+    for (int i = 0; i < 2; ++i)
+      for (const json& record : log(precision + (i == 0 ? "-whole" : "-parts")))
+        if (record.at("kind") == "step") losses[i].push_back(record.at("loss"));
+    EXPECT_EQ(losses[0], losses[1]) << precision;
+  }
+}
+
+TEST_F(TrainerTest, FinishedRunIsNotTrainedFurther) {
+  Counter first, again;
+  run(config(), "run", first);
+  EXPECT_EQ(run(config(), "run", again).outcome, RunOutcome::Done);
+  EXPECT_EQ(again.steps, 0);
+}
+
+TEST_F(TrainerTest, ResumeCanBeForbiddenOrDemanded) {
+  Counter counter;
+  EXPECT_THROW(run(config({"checkpoint.resume=must", "run.folder=x"}), "run", counter), Error);
+  run(config(), "run", counter);
+  EXPECT_THROW(run(config({"checkpoint.resume=never"}), "run", counter), Error);
+}
+
+TEST_F(TrainerTest, ChangedConfigurationIsTold) {
+  Counter first(2), second;
+  run(config(), "run", first);
+  run(config({"optimizer.lr=0.5"}), "run", second);
+  const auto told = [&](const std::string& text) {
+    return std::any_of(second.notes.begin(), second.notes.end(),
+                       [&](const std::string& note) { return note.find(text) != std::string::npos; });
+  };
+  EXPECT_TRUE(told("optimizer.lr is now 0.5, was 3e-4"));
+  EXPECT_TRUE(told("resumed after step 2"));
+}
+
+TEST_F(TrainerTest, RunThatOnlySkipsEndsAsDiverged) {
+  // A loss scale of 2^126 in FP16 that may not fall makes every gradient infinite.
+  Counter counter;
+  const RunEnd end = run(config({"precision.compute=fp16", "precision.loss_scale.initial=8.5e37",
+                                 "precision.loss_scale.backoff_factor=0.999",
+                                 "precision.loss_scale.max_consecutive_skips=3", "train.sample_every=0"}),
+                         "run", counter);
+  EXPECT_EQ(end.outcome, RunOutcome::Diverged);
+  EXPECT_EQ(counter.skipped, 3);
+  EXPECT_EQ(log("run").back().at("outcome"), "diverged");
+  EXPECT_FALSE(end.why.empty());
+}
+
+TEST_F(TrainerTest, AccumulatedStepHasTheLossOfItsMicroBatches) {
+  // Two batches of 2 and one of 4 hold the same sequences; without dropout the mean loss is the same.
+  Counter parts, whole;
+  const std::vector<std::string> shared = {"model.dropout=0", "train.steps=1", "train.evaluate_every=0",
+                                           "train.sample_every=0"};
+  auto two = shared, one = shared;
+  one.insert(one.end(), {"data.batch_size=4", "train.accumulation=1"});
+  run(config(two), "two", parts);
+  run(config(one), "one", whole);
+  const double a = log("two")[1].at("loss"), b = log("one")[1].at("loss");
+  EXPECT_NEAR(a, b, 1e-6 * b);  // sums of 64 FP32 losses in another order
+}
+
+TEST_F(TrainerTest, EstimateWritesNoLogAndNoCheckpoint) {
+  Trainer trainer(config(), folder_ / "run");
+  const RunEstimate estimate = trainer.estimate();
+  EXPECT_GT(estimate.seconds_a_step, 0);
+  EXPECT_GE(estimate.total_seconds, 8 * estimate.seconds_a_step);
+  EXPECT_GT(estimate.checkpoint_bytes, trainer.plan().parameters * 12);
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "run/log.jsonl"));
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "run/checkpoints"));
+}
+
+TEST_F(TrainerTest, TraceIsJsonWithOperations) {
+  Counter counter;
+  run(config({"log.trace_steps=1", "log.tensorboard=true"}), "run", counter);
+  std::ifstream file(folder_ / "run/trace.json");
+  const json trace = json::parse(file);
+  int products = 0;
+  for (const json& event : trace.at("traceEvents"))
+    if (event.value("name", "") == "aten::addmm") ++products;
+  EXPECT_GT(products, 0);
+}
+
+TEST_F(TrainerTest, UnknownOperationIsRefusedBeforeAnyStep) {
+  EXPECT_THROW(Trainer(config({"precision.compute=bf16", "precision.ops.softmacks=low"}), folder_ / "run"), Error);
+}
+
+TEST_F(TrainerTest, LlamaTrainsToo) {
+  Counter counter;
+  const RunEnd end = run(config({"model.kind=llama", "train.recompute_blocks=true"}), "run", counter);
+  EXPECT_EQ(end.outcome, RunOutcome::Done);
+}
+
+}  // namespace
+}  // namespace halfstep
