@@ -27,10 +27,10 @@ endif()
 set(texts ${CMAKE_BINARY_DIR}/texts)
 file(MAKE_DIRECTORY ${texts})
 add_custom_command(OUTPUT ${texts}/halfstep.1 ${texts}/halfstep ${texts}/_halfstep ${texts}/halfstep.fish
-  COMMAND halfstep_cli manual >halfstep.1
-  COMMAND halfstep_cli completion bash >halfstep
-  COMMAND halfstep_cli completion zsh >_halfstep
-  COMMAND halfstep_cli completion fish >halfstep.fish
+  COMMAND halfstep_cli manual > halfstep.1
+  COMMAND halfstep_cli completion bash > halfstep
+  COMMAND halfstep_cli completion zsh > _halfstep
+  COMMAND halfstep_cli completion fish > halfstep.fish
   DEPENDS halfstep_cli WORKING_DIRECTORY ${texts} COMMENT "Manual and completions of halfstep" VERBATIM)
 add_custom_target(halfstep_texts ALL DEPENDS ${texts}/halfstep.1)
 
