@@ -3,10 +3,10 @@
 
     torch_amp_finetune.py JOB.json
 
-JOB names the model's folder, a file of batches (batch_dump), the settings and where the results go. Nothing here is
-slower than it need be: the attention is SDPA, no cache of keys and values is built, AdamW is the fused one, gradients
-are set to None, and the loss is the model's own, which widens the logits to FP32 and takes targets that are already
-shifted (`shift_labels`). One step's clock runs from the batch to the update.
+JOB names the model's folder, files of batches (batch_dump) to train on or to evaluate, the settings and where the
+results go. Nothing here is slower than it need be: the attention is SDPA, no cache of keys and values is built, AdamW is
+the fused one, gradients are set to None, and the loss is the model's own, which widens the logits to FP32 and takes
+targets that are already shifted (`shift_labels`). One step's clock runs from the batch to the update.
 
 Its precisions: `bf16`, FP32 weights under torch.autocast; `fp32`; and `bf16_weights`, a model that is BF16 itself, with
 FP32 masters in the optimizer and FP32 sums of micro-batches: what Halfstep's BF16 keeps, for the rounding, not for speed.
@@ -38,13 +38,12 @@ def loss_of(model, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def held_out_loss(model, batches: dict, batch_size: int, precision: str) -> float:
-    """Mean over the tokens of all batches."""
+def held_out_loss(model, batches: dict, batch_size: int) -> float:
+    """In FP32, the mean over the tokens of all batches."""
     model.eval()
     total, tokens = 0.0, 0
     for inputs, targets in zip(batches["inputs"].split(batch_size), batches["targets"].split(batch_size)):
-        with precision_scope(precision):
-            total += loss_of(model, inputs, targets).item() * targets.numel()
+        total += loss_of(model, inputs, targets).item() * targets.numel()
         tokens += targets.numel()
     model.train()
     return total / tokens
@@ -122,13 +121,10 @@ def main(job: dict) -> None:
     model.train()
     result = {"torch": torch.__version__, "transformers": transformers.__version__, "threads": torch.get_num_threads(),
               "attention": model.config._attn_implementation}
-    held_out = load_file(job["held_out"]) if "held_out" in job else None
-    if held_out:
-        result["held_out_before"] = held_out_loss(model, held_out, job["batch_size"], job["precision"])
-    if job["steps"]:
+    if "held_out" in job:
+        result["held_out_loss"] = held_out_loss(model, load_file(job["held_out"]), job["batch_size"])
+    if "batches" in job:
         result |= train(model, job, load_file(job["batches"]))
-        if held_out:
-            result["held_out_after"] = held_out_loss(model, held_out, job["batch_size"], job["precision"])
     if "save" in job:
         model.save_pretrained(job["save"])
     pathlib.Path(job["result"]).write_text(json.dumps(result))
