@@ -152,6 +152,7 @@ RunEstimate Trainer::estimate() {
   for (int64_t step = 1; step <= kTried; ++step) {
     PhaseClock clock;
     const StepRecord record = impl_->training.step(step, nullptr);
+    impl_->training.advance();
     estimate.seconds_a_step = clock.seconds();  // of the last: the first ones warm up
     if (record.memory) peak_bytes = std::max(peak_bytes, record.memory->peak_bytes);
   }
