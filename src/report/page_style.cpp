@@ -93,6 +93,7 @@ table { border-collapse: collapse; font-size: .88rem; }
 .bars table { width: 100%; }
 th, td { text-align: left; padding: 5px 24px 5px 0; border-bottom: 1px solid var(--rule); vertical-align: top; }
 td { overflow-wrap: break-word; max-width: 64ch; }
+td:last-child:not(.number) { min-width: 22ch; }
 th { font-weight: 600; color: var(--quiet); font-size: .8rem; white-space: nowrap; }
 tr:last-child td { border-bottom: 0; }
 .number { text-align: right; white-space: nowrap; }
