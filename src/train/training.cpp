@@ -5,6 +5,8 @@
 #include <ATen/core/grad_mode.h>
 #include <halfstep/memory.h>
 
+#include <algorithm>
+
 #include "train/choices.h"
 #include "train/machine_rate.h"
 #include "train/phase_clock.h"
@@ -93,7 +95,11 @@ StepRecord Training::step(int64_t number, EventFile* histograms) {
   record.memory = memory_of_step();
   clock.lap(record.phases.other);
   record.tokens_per_second = static_cast<double>(record.tokens) / clock.seconds();
-  if (flops_a_step_) record.share_of_peak = *flops_a_step_ / clock.seconds() / machine_flops_;
+  if (flops_a_step_) {
+    // Measured on a machine that was busy then, the peak may have come out too low.
+    machine_flops_ = std::max(machine_flops_, *flops_a_step_ / clock.seconds());
+    record.share_of_peak = *flops_a_step_ / clock.seconds() / machine_flops_;
+  }
   return record;
 }
 
