@@ -186,10 +186,10 @@ void add_checkpoint(CLI::App& program) {
   const auto request = std::make_shared<Request>();
 
   add_action(*checkpoint, request, "inspect", "Steps, parts, tensors, and what it was written with")
-      ->callback([request] { inspect(*request); });
+      ->callback([request] { about_files([&] { inspect(*request); }); });
   add_action(*checkpoint, request, "verify",
              "Whether every byte is as it was saved; of all checkpoints if no step is given")
-      ->callback([request] { verify(*request); });
+      ->callback([request] { about_files([&] { verify(*request); }); });
   CLI::App* const exporting =
       add_action(*checkpoint, request, "export", "Write a part's tensors into a plain safetensors file");
   exporting->add_option("--part", request->part, std::string("Part"))->capture_default_str();
@@ -197,7 +197,7 @@ void add_checkpoint(CLI::App& program) {
       "--full-precision", request->full_precision,
       std::string("Put working and master copies together: FP32 weights by the model's names"));
   exporting->add_option("-o,--output", request->output, std::string("File to write"))->required();
-  exporting->callback([request] { export_tensors(*request); });
+  exporting->callback([request] { about_files([&] { export_tensors(*request); }); });
 }
 
 }  // namespace halfstep::cli

@@ -1,9 +1,13 @@
 // The commands of `halfstep`. Each adds itself to the program; parsing the command line runs it.
 #pragma once
 
+#include <halfstep/error.h>
+
 #include <CLI/CLI.hpp>
 #include <stdexcept>
 #include <string>
+
+#include "cli/exit_codes.h"
 
 namespace halfstep::cli {
 
@@ -25,6 +29,18 @@ class ExitWith : public std::runtime_error {
   ExitWith(int code, const std::string& message) : std::runtime_error(message), code(code) {}
   const int code;
 };
+
+/// Runs what is about files and what is in them: an error of theirs has a code of its own.
+template <typename Function>
+auto about_files(Function function) {
+  try {
+    return function();
+  } catch (const Bug&) {
+    throw;
+  } catch (const Error& error) {
+    throw ExitWith(kFiles, error.what());
+  }
+}
 
 /// App::add_flag with a description; CLI11 2.1 finds a string literal there ambiguous in C++20.
 inline CLI::Option* add_switch(CLI::App& app, const std::string& name, const std::string& description) {

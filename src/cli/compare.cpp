@@ -104,12 +104,10 @@ void compare(const Request& request) {
 }  // namespace
 
 void add_compare(CLI::App& program) {
-  CLI::App* const compare_app = program.add_subcommand(
-      "compare", "Say which runs are the same within noise, and lay their curves over each other");
+  CLI::App* const compare_app = program.add_subcommand("compare", "Say which runs are the same within noise");
   const auto request = std::make_shared<Request>();
   compare_app
-      ->add_option("runs", request->runs,
-                   std::string("Folders of two runs or more; the first is the reference"))
+      ->add_option("runs", request->runs, std::string("Two folders or more; the first is the reference"))
       ->required()
       ->expected(2, -1);
   compare_app->add_option("--html", request->html, std::string("Write the curves into this page"));

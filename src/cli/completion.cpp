@@ -9,8 +9,7 @@
 namespace halfstep::cli {
 
 void add_completion(CLI::App& program) {
-  CLI::App* const command =
-      program.add_subcommand("completion", "Write the script with which a shell completes this command line");
+  CLI::App* const command = program.add_subcommand("completion", "Write a shell's script of completions");
   const auto shell = std::make_shared<std::string>();
   command->add_option("SHELL", *shell, std::string("The shell"))
       ->required()

@@ -40,12 +40,10 @@ void write_report(const Request& request) {
 }  // namespace
 
 void add_report(CLI::App& program) {
-  CLI::App* const report =
-      program.add_subcommand("report", "Write what became of a run as one HTML page with plots");
+  CLI::App* const report = program.add_subcommand("report", "Write a run as one HTML page with plots");
   const auto request = std::make_shared<Request>();
   report->add_option("run", request->run, std::string("Folder of the run"))->required();
-  report->add_option("-o,--out", request->out,
-                     std::string("File to write; report.html in the run's folder if not given"));
+  report->add_option("-o,--out", request->out, std::string("File to write [report.html of the run]"));
   report->add_flag("--json", request->json, std::string("As JSON"));
   report->callback([request] { write_report(*request); });
 }

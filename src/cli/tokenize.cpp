@@ -166,7 +166,7 @@ void add_tokenize(CLI::App& program) {
   CLI::Option* const json = add_switch(*command, "--json", "The answer as JSON");
   command->add_option("FILES", request->inputs, "Texts, each a document; '-' is the standard input")
       ->required();
-  command->callback([request, json] { run(*request, json->count() > 0); });
+  command->callback([request, json] { about_files([&] { run(*request, json->count() > 0); }); });
 }
 
 }  // namespace halfstep::cli

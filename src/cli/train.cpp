@@ -78,14 +78,11 @@ class ScratchFolder {
   Path path_;
 };
 
-/// What is wrong with data or model is told by its own code, and before any step.
 Trainer open_trainer(const ResolvedConfig& resolved, const Path& folder) {
-  try {
+  return about_files([&] {
     check_paths(resolved);
-    return {resolved, folder};
-  } catch (const Error& error) {
-    throw ExitWith(kFiles, error.what());
-  }
+    return Trainer(resolved, folder);
+  });
 }
 
 void print_estimate(const Request& request, const RunPlan& plan, const RunEstimate& estimate) {
@@ -129,12 +126,7 @@ void train(const Request& request, const ResolvedConfig& resolved) {
   Trainer trainer = open_trainer(resolved, folder);
   std::ostream& out = request.json ? std::cout : std::cerr;
   TrainScreen screen(out, screen_options(request.json ? STDOUT_FILENO : STDERR_FILENO, request.json));
-  RunEnd end;
-  try {
-    end = trainer.run(screen, signals.requested());
-  } catch (const Error& error) {
-    throw ExitWith(kFiles, error.what());
-  }
+  const RunEnd end = about_files([&] { return trainer.run(screen, signals.requested()); });
   if (end.outcome == RunOutcome::Diverged) throw ExitWith(kDiverged, end.why);
   if (end.outcome == RunOutcome::Interrupted) throw ExitWith(kSignalled + signals.signal(), "");
 }
@@ -156,7 +148,7 @@ void add_train(CLI::App& program) {
   command->add_option("--preset", request->preset, "Begin from a preset: see 'halfstep preset ls'")
       ->type_name("NAME");
   command->add_option("CONFIG", request->file, "A TOML file")->type_name("FILE");
-  command->add_option("--set", request->set, "A key of the configuration: optimizer.lr=3e-4; may be repeated")
+  command->add_option("--set", request->set, "One key of the configuration: optimizer.lr=3e-4")
       ->type_name("KEY=VALUE")
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
@@ -164,8 +156,7 @@ void add_train(CLI::App& program) {
       ->type_name("DIR");
   command->add_flag("--print-config", request->print_config,
                     std::string("Show every value and where it came from, and stop"));
-  command->add_flag("--dry-run", request->dry_run,
-                    std::string("Check everything, say memory and time, write nothing"));
+  command->add_flag("--dry-run", request->dry_run, std::string("Say memory and time, and write nothing"));
   command->add_flag("--json", request->json, std::string("What happens as JSON, one object a line"));
   command->footer(
       "Ctrl-C or SIGTERM finishes the step, saves and stops; the same command with the same --folder goes "

@@ -50,7 +50,7 @@ class CheckpointCommand(unittest.TestCase):
         damaged[-1] ^= 1
         self.tensors.write_bytes(damaged)
         done = run("checkpoint", "verify", str(self.run), "--json")
-        self.assertEqual(done.returncode, 1)
+        self.assertEqual(done.returncode, 3)
         faults = json.loads(done.stdout)
         self.assertEqual(faults["1"], [])
         self.assertEqual(len(faults["2"]), 1)
@@ -82,7 +82,7 @@ class CheckpointCommand(unittest.TestCase):
                                  (("inspect", str(self.run.parent)), "no checkpoints"),
                                  (("export", str(self.run), "--part", "modle", "-o", "/dev/null"), "It has 'model'")]:
             done = run("checkpoint", *arguments)
-            self.assertEqual(done.returncode, 1, arguments)
+            self.assertEqual(done.returncode, 3, arguments)
             self.assertIn(words, done.stderr)
         self.assertEqual(run("checkpoint", "export", str(self.run)).returncode, 2)
 

@@ -74,7 +74,7 @@ class Tokenize(unittest.TestCase):
                                 (("tokenize", "--tokenizer", "/nowhere.json", "--out", str(out), "-"), "/nowhere.json"),
                                 (("tokenize", "--tokenizer", "bytes", "--out", "/nowhere/x.bin", str(self.folder / "b.txt")), "ENOENT")]:
             done = run(*arguments)
-            self.assertEqual(done.returncode, 1, arguments)
+            self.assertEqual(done.returncode, 3, arguments)
             self.assertIn(word, done.stderr)
             self.assertFalse(out.exists())
             self.assertFalse((self.folder / "none.bin.aside").exists())

@@ -139,7 +139,8 @@ class Train(unittest.TestCase):
         self.assertGreater(answer["total_seconds"], 0)
 
     def test_print_config_says_where_values_came_from(self):
-        done = run("train", "--preset", "tiny", str(self.config), "--set", "optimizer.lr=0.25", "--print-config",
+        done = run("train", "--preset", "tiny", str(self.config), "--set", "optimizer.lr=0.25",
+                   "--set", "optimizer.warmup_steps=0", "--print-config",
                    HALFSTEP_TRAIN__SEED="7")
         self.assertEqual(done.returncode, 0, done.stderr)
         text = done.stdout

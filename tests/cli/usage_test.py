@@ -18,7 +18,7 @@ class Usage(unittest.TestCase):
 
     def test_help_exits_0_lists_the_commands_and_fits_80_columns(self):
         self.assertIn("env", run("--help").stdout)
-        for arguments in (("--help",), ("env", "--help")):
+        for arguments in (("--help",), *((name, "--help") for name in ("env", "train", "preset", "report", "compare"))):
             done = run(*arguments)
             self.assertEqual((done.returncode, done.stderr), (0, ""))
             self.assertLessEqual(max(map(len, done.stdout.splitlines())), 80)

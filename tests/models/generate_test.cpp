@@ -10,7 +10,13 @@ namespace halfstep {
 namespace {
 
 Gpt2 tiny() {
-  return {{.vocab_size = 50, .n_positions = 16, .n_embd = 16, .n_layer = 1, .n_head = 2, .initializer_range = 0.5}, 7};
+  return {{.vocab_size = 50,
+           .n_positions = 16,
+           .n_embd = 16,
+           .n_layer = 1,
+           .n_head = 2,
+           .initializer_range = 0.5},
+          7};
 }
 
 TEST(Generate, ColdestChoosesTheLikeliestTokenOfEachForward) {
@@ -21,7 +27,8 @@ TEST(Generate, ColdestChoosesTheLikeliestTokenOfEachForward) {
   const at::NoGradGuard no_grad;
   std::vector<int64_t> ids = {1, 2, 3};
   for (const int64_t token : written) {
-    const at::Tensor seen = at::from_blob(ids.data(), {1, static_cast<int64_t>(ids.size())}, at::kLong).clone();
+    const at::Tensor seen =
+        at::from_blob(ids.data(), {1, static_cast<int64_t>(ids.size())}, at::kLong).clone();
     EXPECT_EQ(token, model.forward(seen)[0][-1].argmax().item<int64_t>());
     ids.push_back(token);
   }

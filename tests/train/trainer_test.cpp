@@ -216,7 +216,8 @@ TEST_F(TrainerTest, TraceIsJsonWithOperations) {
 }
 
 TEST_F(TrainerTest, UnknownOperationIsRefusedBeforeAnyStep) {
-  EXPECT_THROW(Trainer(config({"precision.compute=bf16", "precision.ops.softmacks=low"}), folder_ / "run"), Error);
+  EXPECT_THROW(Trainer(config({"precision.compute=bf16", "precision.ops.softmacks=low"}), folder_ / "run"),
+               Error);
 }
 
 TEST_F(TrainerTest, LlamaTrainsToo) {
