@@ -25,17 +25,15 @@ void on_signal(int signal) {
   [[maybe_unused]] const auto written = write(STDERR_FILENO, kMessage, sizeof(kMessage) - 1);
 }
 
-void handle(void (*handler)(int)) {
-  struct sigaction action{};
-  action.sa_handler = handler;
-  action.sa_flags = SA_RESTART;  // a write of a checkpoint goes on
-  for (const int signal : kSignals) sigaction(signal, &action, nullptr);
-}
-
 }  // namespace
 
-StopSignals::StopSignals() { handle(on_signal); }
-StopSignals::~StopSignals() { handle(SIG_DFL); }
+StopSignals::StopSignals() {
+  struct sigaction action{};
+  action.sa_handler = on_signal;
+  action.sa_flags = SA_RESTART;  // a write of a checkpoint goes on
+  for (const int signal : kSignals) sigaction(signal, &action, nullptr);
+  std::signal(SIGPIPE, SIG_IGN);
+}
 const std::atomic<bool>& StopSignals::requested() const { return stop_requested; }
 int StopSignals::signal() const { return first_signal; }
 

@@ -5,14 +5,12 @@
 
 namespace halfstep::cli {
 
-/// From construction until the end of the block SIGINT, SIGTERM and SIGUSR1 ask politely: `requested` becomes
-/// true and the run ends after its step. A second one ends the process at once.
+/// From construction until the end of the process SIGINT, SIGTERM and SIGUSR1 ask politely: `requested`
+/// becomes true and the run ends after its step. A second one ends it at once. A reader of the output that
+/// goes away ends nothing.
 class StopSignals {
  public:
   StopSignals();
-  ~StopSignals();
-  StopSignals(const StopSignals&) = delete;
-  StopSignals& operator=(const StopSignals&) = delete;
 
   const std::atomic<bool>& requested() const;
   int signal() const;  ///< the one that came; 0 if none

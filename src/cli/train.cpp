@@ -107,7 +107,7 @@ void print_estimate(const Request& request, const RunPlan& plan, const RunEstima
             << "data        " << plan.data << "\n"
             << "memory      " << megabytes(estimate.peak_bytes) << " of tensors at the peak of a step\n"
             << "checkpoint  " << megabytes(estimate.checkpoint_bytes) << " each\n"
-            << "time        " << duration_text(estimate.seconds_a_step) << " a step, "
+            << "time        " << fine_duration_text(estimate.seconds_a_step) << " a step, "
             << duration_text(estimate.total_seconds) << " for " << plan.steps << " steps on " << plan.threads
             << " threads\n"
             << "Nothing was written; the steps that were tried are thrown away.\n";
@@ -159,11 +159,9 @@ void add_train(CLI::App& program) {
   command->add_flag("--dry-run", request->dry_run, std::string("Say memory and time, and write nothing"));
   command->add_flag("--json", request->json, std::string("What happens as JSON, one object a line"));
   command->footer(
-      "Ctrl-C or SIGTERM finishes the step, saves and stops; the same command with the same --folder goes "
-      "on.\n"
-      "Exit codes: 0 done, 2 usage, 3 data or checkpoint, 4 diverged, 5 out of memory, 130/143/138 stopped "
-      "after "
-      "saving.");
+      "Ctrl-C or SIGTERM finishes the step, saves and stops; the same command with\n"
+      "the same --folder goes on. Exit codes: 0 done, 2 usage, 3 data or checkpoint,\n"
+      "4 diverged, 5 out of memory, 130/143/138 stopped after saving.");
   command->callback([request] { run(*request); });
 }
 

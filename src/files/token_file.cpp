@@ -162,8 +162,8 @@ const std::filesystem::path& TokenFile::path() const { return state_->path; }
 
 void TokenFile::read(int64_t first, std::span<int64_t> ids) const {
   HALFSTEP_CHECK(first >= 0 && first <= size() && ids.size() <= static_cast<size_t>(size() - first),
-                 state_->path.string(), ": tokens ", first, " to ", first + static_cast<int64_t>(ids.size()),
-                 " of ", size(), " were asked for.");
+                 state_->path.string(), ": ", ids.size(), " tokens from ", first, " on were asked for, of ",
+                 size(), ".");
   // The copy is compared, not the file: another process may write into that between two looks.
   state_->copy(static_cast<size_t>(first), ids);
   int64_t largest = 0;  // of all, which the compiler turns into vectors; the culprit is looked for only then

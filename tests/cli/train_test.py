@@ -127,6 +127,11 @@ class Train(unittest.TestCase):
             process.send_signal(signal.SIGINT)
             self.assertEqual(process.wait(), 130)
 
+    def test_reader_that_goes_away_ends_nothing(self):
+        command = f"{PROGRAM} train {self.config} --folder {self.folder / 'a'} --json | head -1"
+        subprocess.run(["bash", "-c", command], stdout=subprocess.DEVNULL, check=True)
+        self.assertEqual(self.records("a")[-1]["outcome"], "done")
+
     def test_dry_run_says_memory_and_time_and_writes_nothing(self):
         before = sorted(self.folder.rglob("*"))
         done = self.train("--dry-run", "--folder", str(self.folder / "a"))
