@@ -50,6 +50,15 @@ LossScaling loss_scaling_of(const RunConfig::LossScale& given) {
   return scaling;
 }
 
+/// What every optimizer has.
+template <typename Options>
+Options shared_options(const RunConfig& config) {
+  Options options{.lr = config.optimizer.lr, .schedule = schedule_of(config)};
+  take(options.weight_decay, config.optimizer.weight_decay);
+  options.moments = value_of(kMoments, config.precision.moments);
+  return options;
+}
+
 }  // namespace
 
 Precision precision_of(const RunConfig& config) {
@@ -76,24 +85,18 @@ Schedule schedule_of(const RunConfig& config) {
 }
 
 AdamWOptions adamw_of(const RunConfig& config) {
-  const RunConfig::Optimizer& given = config.optimizer;
-  AdamWOptions options{.lr = given.lr, .schedule = schedule_of(config)};
-  take(options.beta1, given.beta1);
-  take(options.beta2, given.beta2);
-  take(options.eps, given.eps);
-  take(options.weight_decay, given.weight_decay);
-  options.moments = value_of(kMoments, config.precision.moments);
+  auto options = shared_options<AdamWOptions>(config);
+  take(options.beta1, config.optimizer.beta1);
+  take(options.beta2, config.optimizer.beta2);
+  take(options.eps, config.optimizer.eps);
   return options;
 }
 
 SgdOptions sgd_of(const RunConfig& config) {
-  const RunConfig::Optimizer& given = config.optimizer;
-  SgdOptions options{.lr = given.lr, .schedule = schedule_of(config)};
-  take(options.momentum, given.momentum);
-  take(options.dampening, given.dampening);
-  take(options.nesterov, given.nesterov);
-  take(options.weight_decay, given.weight_decay);
-  options.moments = value_of(kMoments, config.precision.moments);
+  auto options = shared_options<SgdOptions>(config);
+  take(options.momentum, config.optimizer.momentum);
+  take(options.dampening, config.optimizer.dampening);
+  take(options.nesterov, config.optimizer.nesterov);
   return options;
 }
 

@@ -107,7 +107,8 @@ class TextTask final : public Task {
     if (!sources_.validation.empty()) {
       std::vector<TokenFile> held = open_all(sources_.validation, model_->vocabulary());
       held_out_tokens_ = total_size(held);
-      const TokenBatches probe(std::move(held), batch_options(/*shuffle=*/false));
+      held_out_.emplace(std::move(held), batch_options(/*shuffle=*/false));
+      held_out_beginning_ = held_out_->state_dict();
     }
   }
 
@@ -150,11 +151,11 @@ class TextTask final : public Task {
 
   Score evaluate(const MixedPrecision& precision) override {
     const Evaluation evaluation(*model_);
-    TokenBatches held(open_all(sources_.validation, model_->vocabulary()), batch_options(/*shuffle=*/false));
+    held_out_->load_state_dict(held_out_beginning_);
     Score score;
-    for (int64_t batches = 0; held.sequences_taken() < held.windows(); ++batches) {
+    for (int64_t batches = 0; held_out_->sequences_taken() < held_out_->windows(); ++batches) {
       if (config_.train.evaluate_batches > 0 && batches == config_.train.evaluate_batches) break;
-      const TokenBatch batch = held.next();
+      const TokenBatch batch = held_out_->next();
       const at::Tensor loss = precision.forward([&] { return model_->loss(batch.inputs, batch.targets); });
       score.loss += loss.item<double>() * static_cast<double>(batch.inputs.numel());
       score.count += batch.inputs.numel();
@@ -206,7 +207,8 @@ class TextTask final : public Task {
   Tokenizer tokenizer_;
   std::shared_ptr<CausalLM> model_;
   TokenSources sources_;
-  std::optional<TokenBatches> batches_;
+  std::optional<TokenBatches> batches_, held_out_;
+  StateDict held_out_beginning_;  ///< every evaluation starts here
   int64_t training_tokens_ = 0, held_out_tokens_ = 0;
   TokenBatch batch_;
 };

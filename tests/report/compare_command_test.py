@@ -1,23 +1,11 @@
 """`halfstep compare` as a person calls it."""
-import os
-import pathlib
-import subprocess
-import tempfile
 import unittest
 
 from program import ask, run
+from written_runs import WrittenRuns
 
-WRITE_RUNS = os.environ["HALFSTEP_WRITE_RUNS"]
 
-
-class CompareCommand(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.folder = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(cls.folder.cleanup)
-        cls.runs = pathlib.Path(cls.folder.name)
-        subprocess.run([WRITE_RUNS, cls.runs], check=True)
-
+class CompareCommand(WrittenRuns):
     def paths(self, *names):
         return [str(self.runs / name) for name in names]
 

@@ -1,25 +1,13 @@
 """`halfstep report` as a person calls it."""
 import json
-import os
-import pathlib
 import statistics
-import subprocess
-import tempfile
 import unittest
 
 from program import ask, run
+from written_runs import WrittenRuns
 
-WRITE_RUNS = os.environ["HALFSTEP_WRITE_RUNS"]
 
-
-class ReportCommand(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.folder = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(cls.folder.cleanup)
-        cls.runs = pathlib.Path(cls.folder.name)
-        subprocess.run([WRITE_RUNS, cls.runs], check=True)
-
+class ReportCommand(WrittenRuns):
     def test_writes_the_page_into_the_run_and_says_where_and_what(self):
         done = run("report", str(self.runs / "fp16"))
         self.assertEqual(done.returncode, 0, done.stderr)
