@@ -68,11 +68,12 @@ struct RunSummary {
   std::optional<double> first_loss{};  ///< of the first step
   std::optional<double> final_loss{};  ///< mean of the finite ones among the last `final_steps`
   int64_t final_steps = 0;
-  std::optional<double> evaluation_loss{};    ///< the last one
-  std::optional<double> accuracy{};           ///< of the same evaluation
-  std::optional<double> tokens_per_second{};  ///< median of the steps
-  std::optional<double> share_of_peak{};      ///< median
-  std::optional<double> stalled_share{};      ///< mean over the last `final_steps`
+  std::optional<double> first_evaluation_loss{};  ///< if there are two or more
+  std::optional<double> evaluation_loss{};        ///< the last one
+  std::optional<double> accuracy{};               ///< of the same evaluation
+  std::optional<double> tokens_per_second{};      ///< median of the steps
+  std::optional<double> share_of_peak{};          ///< median
+  std::optional<double> stalled_share{};          ///< mean over the last `final_steps`
   int64_t skipped = 0;
   int64_t not_finite = 0;  ///< steps whose loss is NaN or infinite
   int64_t peak_bytes = 0;  ///< the most of any step; 0 if not measured

@@ -179,6 +179,9 @@ struct ResolvedConfig {
 /// Throws an Error that lists every file and folder which the configuration names and which is not there.
 HALFSTEP_API void check_paths(const ResolvedConfig& resolved);
 
+/// What differs, a sentence for each key: "optimizer.lr is now 0.5, was 3e-4".
+[[nodiscard]] HALFSTEP_API std::vector<std::string> config_changes(RunConfig before, RunConfig now);
+
 /// The whole configuration as TOML, from which resolve() makes the same one. With the origin of each value as
 /// a comment behind it, or without.
 HALFSTEP_API std::string to_toml(const ResolvedConfig& resolved, bool with_origins);

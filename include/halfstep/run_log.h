@@ -100,7 +100,7 @@ class HALFSTEP_API RunLog {
   [[nodiscard]] static RunLog create(const std::filesystem::path& folder, const RunHeader& header);
 
   /// Goes on with a log after `step`. What it tells of later steps is removed, so that each step stands in it
-  /// once. A file that is missing is begun.
+  /// once. After step 0 nothing is left of it. A file that is missing is begun.
   [[nodiscard]] static RunLog resume(const std::filesystem::path& folder, const RunHeader& header,
                                      int64_t step);
 

@@ -269,7 +269,7 @@ const std::vector<ConfigKey>& table() {
        .if_not_given = "one a core"},
       {.path = "train.evaluate_every",
        .field = HALFSTEP_FIELD(train.evaluate_every),
-       .help = "Steps from one evaluation to the next; 0: none.",
+       .help = "Steps from one evaluation to the next, one before the first; 0: none.",
        .unit = "steps",
        .range = from(0, kMostSteps)},
       {.path = "train.evaluate_batches",

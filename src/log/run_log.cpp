@@ -70,10 +70,12 @@ RunLog RunLog::resume(const std::filesystem::path& folder, const RunHeader& head
   const log::LogEnd end = has_jsonl ? log::end_of_jsonl(jsonl, step) : log::LogEnd{};
   const log::LogEnd csv_end = has_csv ? log::end_of_csv(csv, step) : log::LogEnd{};
   const double seconds_before = seconds_of(end.step_record, jsonl);
+  // Of a run that begins anew nothing is kept: what was told before its first step is told again.
+  const bool anew = step == 0;
   std::unique_ptr<State> state(new State{
-      .jsonl = has_jsonl ? AppendFile::keep(jsonl, end.bytes) : AppendFile::create(jsonl),
-      .csv = has_csv ? AppendFile::keep(csv, csv_end.bytes) : AppendFile::create(csv),
-      .latest_step = end.latest_step,
+      .jsonl = has_jsonl ? AppendFile::keep(jsonl, anew ? 0 : end.bytes) : AppendFile::create(jsonl),
+      .csv = has_csv ? AppendFile::keep(csv, anew ? 0 : csv_end.bytes) : AppendFile::create(csv),
+      .latest_step = anew ? 0 : end.latest_step,
       .latest_written = step,
       .seconds_before = seconds_before,
   });

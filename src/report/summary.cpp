@@ -99,7 +99,11 @@ std::string loss_sentence(const RunHistory& run, const RunSummary& summary) {
   std::string text = std::string("Loss ") + (fell ? "fell" : "went") + " from " +
                      digits(*summary.first_loss) + " to " + digits(*summary.final_loss) +
                      ", the mean of the last " + counted(summary.final_steps, "step");
-  if (summary.evaluation_loss) text += "; on held-out data it is " + digits(*summary.evaluation_loss);
+  if (summary.first_evaluation_loss)
+    text += "; on held-out data from " + digits(*summary.first_evaluation_loss) + " to " +
+            digits(*summary.evaluation_loss);
+  else if (summary.evaluation_loss)
+    text += "; on held-out data it is " + digits(*summary.evaluation_loss);
   if (summary.accuracy) text += ", with " + report::percent(*summary.accuracy) + " right";
   text += ". ";
   if (summary.not_finite > 0) text += "It was not finite in " + counted(summary.not_finite, "step") + ". ";
@@ -151,8 +155,10 @@ RunSummary summarize(const RunHistory& run) {
     summary.not_finite += std::isfinite(record.loss) ? 0 : 1;
     if (record.memory) summary.peak_bytes = std::max(summary.peak_bytes, record.memory->peak_bytes);
   }
-  if (const auto points = report::evaluation_points(run); !points.empty())
+  if (const auto points = report::evaluation_points(run); !points.empty()) {
     summary.evaluation_loss = points.back().value;
+    if (points.size() > 1) summary.first_evaluation_loss = points.front().value;
+  }
   if (!run.evaluations.empty()) summary.accuracy = run.evaluations.back().accuracy;
   summary.tokens_per_second =
       median(report::points_of(run, [](const StepRecord& r) { return std::optional(r.tokens_per_second); }));

@@ -33,33 +33,19 @@ std::optional<Checkpoint> checkpoint_to_resume(const CheckpointFolder& checkpoin
   return latest;
 }
 
-/// Keys that differ from the configuration in a run's folder, each in a sentence.
-std::vector<std::string> changes_since(const Path& path, const ResolvedConfig& resolved) {
-  std::vector<std::string> changes;
-  if (!std::filesystem::exists(path)) return changes;
-  const auto lines_of = [](const std::string& toml) {
-    std::map<std::string, std::string> values;
-    std::string section;
-    std::istringstream lines(toml);
-    for (std::string line; std::getline(lines, line);) {
-      if (line.starts_with('[')) section = line.substr(1, line.find(']') - 1);
-      if (const auto at = line.find(" = "); at != std::string::npos)
-        values[section + "." + line.substr(0, at)] = line.substr(at + 3);
-    }
-    return values;
-  };
-  const auto before = lines_of(read_config_file(path).text), now = lines_of(to_toml(resolved, false));
-  for (const auto& [key, value] : now) {
-    if (key == "run.folder" || key == "checkpoint.resume") continue;
-    const auto old = before.find(key);
-    if (old == before.end() || old->second != value)
-      changes.push_back(key + " is now " + value + ", was " +
-                        (old == before.end() ? "not given" : old->second));
+/// What is asked for now and was not when the run's folder was written, each in a sentence.
+std::vector<std::string> changes_since(const Path& path, const RunConfig& now) {
+  if (!std::filesystem::exists(path)) return {};
+  try {
+    RunConfig before = resolve({.file = read_config_file(path)}).config;
+    // Where it lies and whether it may go on: not what it is.
+    before.run = now.run;
+    before.checkpoint.resume = now.checkpoint.resume;
+    return config_changes(before, now);
+  } catch (const Error&) {
+    return {detail::concat(path.string(),
+                           " cannot be read by this version: what the configuration changes is not known")};
   }
-  for (const auto& [key, value] : before)
-    if (!now.contains(key) && key != "run.folder")
-      changes.push_back(key + " is no longer given, was " + value);
-  return changes;
 }
 
 }  // namespace
@@ -73,7 +59,8 @@ RunFolder::RunFolder(const ResolvedConfig& resolved, const Path& folder, const s
     step_ = saved_step_ = checkpoint_->step;
     notes_.push_back(detail::concat("resumed after step ", step_));
     for (const auto& change : fingerprint_changes(*checkpoint_)) notes_.push_back(change);
-    for (const auto& change : changes_since(folder / "config.toml", resolved)) notes_.push_back(change);
+    for (const auto& change : changes_since(folder / "config.toml", resolved.config))
+      notes_.push_back(change);
   }
   write_configuration(resolved, folder);
   const RunHeader header = header_of(resolved, unit);

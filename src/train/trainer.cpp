@@ -61,27 +61,31 @@ struct Trainer::Impl {
   const RunConfig& config() const { return resolved.config; }
   bool last(int64_t step) const { return step == config().train.steps; }
 
-  /// An evaluation that is due after this step; also after the last one.
+  /// An evaluation that is due after this step: also before the first, to see what the run changes, and after
+  /// the last.
   std::optional<EvaluationRecord> evaluation_after(int64_t step) {
     const int64_t every = config().train.evaluate_every;
     if (every == 0 || !(due(step, every) || last(step))) return std::nullopt;
     return training.evaluate(step);
   }
 
+  void tell(std::optional<EvaluationRecord> evaluation, RunFolder& run, RunWatcher& watcher) {
+    if (!evaluation) return;
+    evaluation->seconds = run.seconds();
+    run.write(*evaluation);
+    watcher.evaluation(*evaluation);
+  }
+
   /// One step with all that belongs to it but the checkpoint: once it returns, log and watcher know of it.
   void do_step(int64_t step, RunFolder& run, RunWatcher& watcher) {
     StepRecord record = training.step(step, run.histograms_at(step));
     record.seconds = run.seconds();
-    auto evaluation = evaluation_after(step);
+    const auto evaluation = evaluation_after(step);
     if (evaluation) record.evaluation_loss = evaluation->loss;
     const bool logged = due(step, config().log.every) || record.skipped || evaluation || last(step);
     if (logged) run.write(record);
     watcher.step(record);
-    if (evaluation) {
-      evaluation->seconds = run.seconds();
-      run.write(*evaluation);
-      watcher.evaluation(*evaluation);
-    }
+    tell(evaluation, run, watcher);
     if (due(step, config().train.sample_every)) {
       if (auto sample = training.sample(step)) {
         sample->seconds = run.seconds();
@@ -107,6 +111,7 @@ RunEnd Trainer::Impl::run(RunWatcher& watcher, const std::atomic<bool>& stop) {
   const int64_t traced_until = step + 1 + config().log.trace_steps;  // the first step warms up
   RunEnd end;
   try {
+    if (step == 0) tell(evaluation_after(0), run, watcher);
     while (step < config().train.steps && !stop.load()) {
       if (config().log.trace_steps > 0 && step == plan.steps_done + 1) trace.emplace();
       do_step(step + 1, run, watcher);
@@ -160,8 +165,9 @@ RunEstimate Trainer::estimate() {
   double evaluations = 0;
   if (config.train.evaluate_every > 0) {
     estimate.evaluation_seconds = impl_->training.evaluate(kTried).duration_seconds;
-    evaluations = static_cast<double>((config.train.steps + config.train.evaluate_every - 1) /
-                                      config.train.evaluate_every);
+    const int64_t after_steps =
+        (config.train.steps + config.train.evaluate_every - 1) / config.train.evaluate_every;
+    evaluations = static_cast<double>(1 + after_steps);
   }
   estimate.total_seconds = static_cast<double>(config.train.steps) * estimate.seconds_a_step +
                            evaluations * estimate.evaluation_seconds;

@@ -143,6 +143,31 @@ TEST(PrintedConfig, ReadsBackAsTheSameConfig) {
   EXPECT_GT(taken, 400);  // else this test shows little
 }
 
+TEST(ConfigChanges, EveryKeyThatDiffersHasASentence) {
+  const auto tiny = [](std::vector<std::string> set) {
+    return resolve({.preset = "tiny", .set = std::move(set)}).config;
+  };
+  const RunConfig before =
+      tiny({"optimizer.beta1=0.8", "precision.ops.softmax=low", "precision.ops.sum=low"});
+  EXPECT_TRUE(config_changes(before, before).empty());
+  const RunConfig now = tiny({"optimizer.lr=0.5", "optimizer.clip_norm=2", "data.train=['a', 'b']",
+                              "precision.ops.sum=fp32", "precision.ops.prod=low"});
+  const auto told = config_changes(before, now);
+  const auto tells = [&](const std::string& sentence) {
+    return std::find(told.begin(), told.end(), sentence) != told.end();
+  };
+  EXPECT_TRUE(tells("optimizer.lr is now 0.5, was 0.001"));
+  EXPECT_TRUE(tells("optimizer.beta1 is no longer given, was 0.8"));
+  EXPECT_TRUE(tells("precision.ops.softmax is no longer given, was \"low\""));
+  EXPECT_TRUE(tells("precision.ops.sum is now \"fp32\", was \"low\""));
+  EXPECT_TRUE(tells("precision.ops.prod is now \"low\", was not given"));
+  EXPECT_EQ(
+      std::count_if(told.begin(), told.end(),
+                    [](const std::string& text) { return text.starts_with("data.train is now [\"a\""); }),
+      1);
+  EXPECT_EQ(told.size(), 7U) << ::testing::PrintToString(told);
+}
+
 TEST(CheckPaths, EveryFileThatIsNotThereIsListed) {
   const testing::ScratchFolder folder;
   testing::write_text(folder / "there.txt", "x");

@@ -78,6 +78,22 @@ TEST(RunLogResume, ALogCutAtAnyByteGoesOn) {
   }
 }
 
+// What was told before the first step (an evaluation, a note) is told again.
+TEST(RunLogResume, OfARunThatBeginsAnewNothingIsKept) {
+  const testing::ScratchFolder run;
+  {
+    RunLog log = RunLog::create(run.path(), some_header());
+    log.evaluation({.step = 0, .loss = 5.0});
+    log.step(plain_record(1));
+  }
+  RunLog log = RunLog::resume(run.path(), some_header(), 0);
+  EXPECT_EQ(log.seconds_before(), 0.0);
+  log.evaluation({.step = 0, .loss = 5.0});
+  log.step(plain_record(1));
+  EXPECT_EQ(told(run.path()), (Words{"run 0", "evaluation 0", "step 1"}));
+  EXPECT_EQ(rows(run.path()), (Words{"step", "1"}));
+}
+
 TEST(RunLogResume, AMissingFileIsBegun) {
   const testing::ScratchFolder run;
   {

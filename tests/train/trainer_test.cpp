@@ -106,7 +106,7 @@ TEST_F(TrainerTest, RunWritesLogCheckpointsAndAModelThatOpens) {
   EXPECT_EQ(end.outcome, RunOutcome::Done);
   EXPECT_EQ(end.step, 8);
   EXPECT_EQ(counter.steps, 8);
-  EXPECT_EQ(counter.evaluations, 2);
+  EXPECT_EQ(counter.evaluations, 3);  // before the first step, after 4 and after the last
   EXPECT_EQ(counter.samples.size(), 1U);
   EXPECT_EQ(counter.ends, 1);
   EXPECT_EQ(counter.plan.tokens_a_step, 2 * 2 * 16);
@@ -117,7 +117,7 @@ TEST_F(TrainerTest, RunWritesLogCheckpointsAndAModelThatOpens) {
   std::map<std::string, int> kinds;
   for (const json& record : log("run")) ++kinds[record.at("kind")];
   EXPECT_EQ(kinds["step"], 8);
-  EXPECT_EQ(kinds["evaluation"], 2);
+  EXPECT_EQ(kinds["evaluation"], 3);
   EXPECT_EQ(kinds["sample"], 1);
   EXPECT_EQ(kinds["end"], 1);
 }
