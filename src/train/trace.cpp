@@ -1,5 +1,6 @@
 #include "train/trace.h"
 
+#include <stdlib.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
 
 namespace halfstep::train {
@@ -7,6 +8,9 @@ namespace halfstep::train {
 using torch::autograd::profiler::disableProfiler;
 
 Trace::Trace() {
+  // Else Kineto writes a line of its own onto the screen when it begins and ends. Read once, at its first
+  // use.
+  setenv("KINETO_LOG_LEVEL", "6", /*overwrite=*/0);
   using namespace torch::profiler::impl;
   const ProfilerConfig config(ProfilerState::KINETO, /*report_input_shapes=*/true);
   const std::set<ActivityType> activities{ActivityType::CPU};
