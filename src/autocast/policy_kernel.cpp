@@ -13,6 +13,7 @@
 #include "autocast/argument_casts.h"
 #include "autocast/cross_entropy.h"
 #include "autocast/repeated_outputs.h"
+#include "autocast/rms_norm.h"
 #include "autocast/upcasts.h"
 
 namespace halfstep {
@@ -75,6 +76,7 @@ class PolicyKernel final : public c10::OperatorKernel {
         argument_count_(op.schema().arguments().size()),
         dtype_index_(argument_named(op.schema(), "dtype")),
         is_cross_entropy_(op_table()[row].op == "cross_entropy_loss"),
+        is_rms_norm_(op_table()[row].op == "rms_norm"),
         is_cheap_to_repeat_(is_cheap_to_repeat(op_table()[row].op)),
         statistics_(op.schema()) {
     if (op.hasKernelForDispatchKey(autocast_key(device))) {
@@ -140,6 +142,7 @@ class PolicyKernel final : public c10::OperatorKernel {
     const bool caller_chose = dtype_index_ != kNone && !arguments(stack)[dtype_index_].isNone();
     if (caller_chose) return op.redispatchBoxed(keys & keys_below_, stack);
     if (is_cross_entropy_ && run_low_logits_cross_entropy(stack)) return;
+    if (is_rms_norm_ && run_low_rows_rms_norm(stack)) return;
     refuse_unscaled(op, floating_arguments(arguments(stack), device_), at::kFloat);
     run_cast(op, keys, stack, at::kFloat);
   }
@@ -147,22 +150,53 @@ class PolicyKernel final : public c10::OperatorKernel {
   /// False where the operation has to go the usual way.
   bool run_low_logits_cross_entropy(Stack* stack) const {
     const Arguments given = arguments(stack);
-    auto weight = given[2].toOptional<at::Tensor>();
-    if (weight && !weight->defined()) weight.reset();  // what torch::nn::functional passes for none
     const CrossEntropyArguments cross_entropy{
         .logits = given[0].toTensor(),
         .target = given[1].toTensor(),
-        .weight = std::move(weight),
+        .weight = given_tensor(given[2]),
         .reduction = given[3].toInt(),
         .ignore_index = given[4].toInt(),
         .label_smoothing = given[5].toDouble(),
     };
     if (!takes_low_logits(cross_entropy)) return false;
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(autocast_key(device_));
-    at::Tensor loss = low_logits_cross_entropy(cross_entropy);
-    torch::jit::drop(*stack, argument_count_);
-    stack->emplace_back(std::move(loss));
+    give_back(stack, low_logits_cross_entropy(cross_entropy));
     return true;
+  }
+
+  /// False where the operation has to go the usual way.
+  bool run_low_rows_rms_norm(Stack* stack) const {
+    const at::Tensor input = arguments(stack)[0].toTensor();
+    OutputRecipe recipe{.run = rms_norm_again, .others = other_arguments(stack)};
+    const RmsNormArguments rms_norm = rms_norm_arguments(input, recipe.others);
+    if (!takes_low_rows(rms_norm)) return false;
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(autocast_key(device_));
+    give_back(stack, low_rows_rms_norm(rms_norm));
+    if (active_policy()->repeat_outputs) note_output(std::move(recipe), input, stack->back().toTensor());
+    return true;
+  }
+
+  static RmsNormArguments rms_norm_arguments(const at::Tensor& input, const OutputRecipe::Others& others) {
+    return {.input = input,
+            .normalized_shape = others[0].toIntVector(),
+            .gain = given_tensor(others[1]),
+            .eps = others[2].toOptional<double>()};
+  }
+
+  static at::Tensor rms_norm_again(const at::Tensor& input, const OutputRecipe::Others& others) {
+    return low_rows_rms_norm(rms_norm_arguments(input, others));
+  }
+
+  /// Nothing where None was given, or the undefined tensor that torch::nn::functional passes for none.
+  static std::optional<at::Tensor> given_tensor(const c10::IValue& value) {
+    auto tensor = value.toOptional<at::Tensor>();
+    if (tensor && !tensor->defined()) tensor.reset();
+    return tensor;
+  }
+
+  void give_back(Stack* stack, at::Tensor result) const {
+    torch::jit::drop(*stack, argument_count_);
+    stack->emplace_back(std::move(result));
   }
 
   void run_promoted(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
@@ -214,11 +248,15 @@ class PolicyKernel final : public c10::OperatorKernel {
   void run_cheap(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack,
                  at::Tensor input) const {  // a copy: the stack will hold the output
     if (!active_policy()->repeat_outputs) return op.redispatchBoxed(keys & keys_below_, stack);
-    const Arguments given = arguments(stack);
-    OutputRecipe recipe{
-        op, autocast_key(device_), given[0].toTensor().scalar_type(), {given.begin() + 1, given.end()}};
+    OutputRecipe recipe = engine_recipe(op, autocast_key(device_),
+                                        arguments(stack)[0].toTensor().scalar_type(), other_arguments(stack));
     op.redispatchBoxed(keys & keys_below_, stack);
     note_output(std::move(recipe), input, stack->back().toTensor());
+  }
+
+  std::vector<c10::IValue> other_arguments(Stack* stack) const {
+    const Arguments given = arguments(stack);
+    return {given.begin() + 1, given.end()};
   }
 
   void refuse_unscaled(const c10::OperatorHandle& op, const FloatingArguments& floats,
@@ -240,6 +278,7 @@ class PolicyKernel final : public c10::OperatorKernel {
   std::size_t argument_count_;
   int dtype_index_;
   bool is_cross_entropy_;
+  bool is_rms_norm_;
   bool is_cheap_to_repeat_;
   RunningStatistics statistics_;
   std::optional<c10::SafeKernelFunction> stock_;  // empty when stock autocast does nothing here

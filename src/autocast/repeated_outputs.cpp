@@ -17,7 +17,7 @@ struct NotedOutput {
   int64_t output_version;
   at::Tensor input;
   int64_t input_version;
-  std::shared_ptr<const OutputRecipe> recipe;
+  std::shared_ptr<RepeatableOutput> repeatable;
 };
 
 thread_local std::optional<NotedOutput> noted;
@@ -26,7 +26,7 @@ thread_local int open_scopes = 0;
 class OutputPacker final : public SavedTensorPacker {
  public:
   OutputPacker(NotedArgument argument, at::Tensor cast)
-      : recipe_(std::move(argument.recipe)),
+      : output_(std::move(argument.output)),
         input_(std::move(argument.input)),
         given_(argument.given),
         cast_(std::move(cast)) {}
@@ -35,13 +35,14 @@ class OutputPacker final : public SavedTensorPacker {
     if (tensor.scalar_type() != cast_.scalar_type() || !share_storage(tensor, cast_)) return std::nullopt;
     // The output and the cast of it are made in the same layout again, so that views lie in them at the same
     // places.
+    output_->add_user();
     return PackedTensor{
-        input_, [recipe = recipe_, given = given_, type = cast_.scalar_type(), saved = StoragePlace(tensor)](
-                    const at::Tensor& input) { return saved.in(given.in(recipe->compute(input)).to(type)); }};
+        input_, [output = output_, given = given_, type = cast_.scalar_type(), saved = StoragePlace(tensor)](
+                    const at::Tensor& input) { return saved.in(output->compute(input, given, type)); }};
   }
 
  private:
-  std::shared_ptr<const OutputRecipe> recipe_;
+  std::shared_ptr<RepeatableOutput> output_;
   at::Tensor input_;
   StoragePlace given_;
   at::Tensor cast_;
@@ -53,12 +54,33 @@ bool is_cheap_to_repeat(std::string_view op) {
   return std::find(std::begin(kCheap), std::end(kCheap), op) != std::end(kCheap);
 }
 
-at::Tensor OutputRecipe::compute(const at::Tensor& input) const {
-  const c10::impl::ExcludeDispatchKeyGuard no_autocast(autocast_key);
-  torch::jit::Stack stack{input.to(input_type)};
-  stack.insert(stack.end(), others.begin(), others.end());
-  op.callBoxed(stack);
-  return stack.front().toTensor();
+OutputRecipe engine_recipe(const c10::OperatorHandle& op, c10::DispatchKey autocast_key,
+                           at::ScalarType input_type, OutputRecipe::Others others) {
+  const auto run = [op, autocast_key, input_type](const at::Tensor& input, const OutputRecipe::Others& rest) {
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(autocast_key);
+    torch::jit::Stack stack{input.to(input_type)};
+    stack.insert(stack.end(), rest.begin(), rest.end());
+    op.callBoxed(stack);
+    return stack.front().toTensor();
+  };
+  return {.run = run, .others = std::move(others)};
+}
+
+void RepeatableOutput::add_user() {
+  const std::lock_guard lock(mutex_);
+  ++users_;
+}
+
+at::Tensor RepeatableOutput::compute(const at::Tensor& input, const StoragePlace& place,
+                                     at::ScalarType type) {
+  const std::lock_guard lock(mutex_);
+  if (!kept_.defined() || kept_.scalar_type() != type || kept_place_ != place) {
+    kept_ = place.in(recipe_.run(input, recipe_.others)).to(type);
+    kept_place_ = place;
+  }
+  at::Tensor result = kept_;
+  if (++asked_ % users_ == 0) kept_.reset();
+  return result;
 }
 
 void note_output(OutputRecipe recipe, const at::Tensor& input, const at::Tensor& output) {
@@ -74,7 +96,7 @@ void note_output(OutputRecipe recipe, const at::Tensor& input, const at::Tensor&
     if (other.isTensor() && other.toTensor().defined()) other = other.toTensor().detach().clone();
   }
   noted = NotedOutput{c10::weak_intrusive_ptr<c10::TensorImpl>(output.getIntrusivePtr()), output._version(),
-                      input, input._version(), std::make_shared<const OutputRecipe>(std::move(recipe))};
+                      input, input._version(), std::make_shared<RepeatableOutput>(std::move(recipe))};
 }
 
 void begin_notes() { ++open_scopes; }
@@ -96,7 +118,7 @@ std::optional<NotedArgument> noted_argument(std::span<const c10::IValue> argumen
     if (!arguments[i].isTensor()) continue;
     const at::Tensor& given = arguments[i].toTensor();
     if (given.defined() && given.scalar_type() == output.scalar_type() && share_storage(given, output)) {
-      return NotedArgument{i, given, noted->input, noted->recipe};
+      return NotedArgument{i, given, noted->input, noted->repeatable};
     }
   }
   return std::nullopt;

@@ -5,10 +5,13 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tensor/saved_tensors.h"
@@ -21,12 +24,33 @@ bool is_cheap_to_repeat(std::string_view op);
 
 /// How an output is made from an input. Holds no activation.
 struct OutputRecipe {
-  c10::OperatorHandle op;
-  c10::DispatchKey autocast_key;
-  at::ScalarType input_type;        // in which the operation ran
-  std::vector<c10::IValue> others;  // arguments after the first, as the operation got them
+  using Others = std::vector<c10::IValue>;
+  std::function<at::Tensor(const at::Tensor& input, const Others& others)> run;
+  Others others;  // arguments after the first, as the operation got them
+};
 
-  at::Tensor compute(const at::Tensor& input) const;
+/// The operation of LibTorch, on an input of this type, as below an autocast key.
+OutputRecipe engine_recipe(const c10::OperatorHandle& op, c10::DispatchKey autocast_key,
+                           at::ScalarType input_type, OutputRecipe::Others others);
+
+/// An output that backward computes again.
+class RepeatableOutput {
+ public:
+  explicit RepeatableOutput(OutputRecipe recipe) : recipe_(std::move(recipe)) {}
+
+  /// Somebody will ask for it.
+  void add_user();
+
+  /// What lies at a place of the output, in this type. Products that take one output, as the three of an
+  /// attention, stand next to each other in backward: it is computed for the first and kept for the others.
+  at::Tensor compute(const at::Tensor& input, const StoragePlace& place, at::ScalarType type);
+
+ private:
+  OutputRecipe recipe_;
+  std::mutex mutex_;
+  int64_t users_ = 0, asked_ = 0;
+  at::Tensor kept_;
+  std::optional<StoragePlace> kept_place_;
 };
 
 /// Notes the last such output of this thread; a later one takes its place. Nothing is noted where nothing
@@ -44,7 +68,7 @@ struct NotedArgument {
   std::size_t index;
   at::Tensor given;  // before the policy cast it
   at::Tensor input;  // of the operation that made it
-  std::shared_ptr<const OutputRecipe> recipe;
+  std::shared_ptr<RepeatableOutput> output;
 };
 
 std::optional<NotedArgument> noted_argument(std::span<const c10::IValue> arguments);

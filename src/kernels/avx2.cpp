@@ -242,6 +242,7 @@ constinit const KernelTable kAvx2Kernels = {
                kernels_of<Format::E2M1>()},
     .random = random,
     .update = &kAvx2UpdateStages,
+    .norm = &kAvx2NormRows,
 };
 
 }  // namespace halfstep

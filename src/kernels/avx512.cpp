@@ -223,6 +223,7 @@ constinit const KernelTable kAvx512Kernels = {
                kernels_of<Format::E2M1>()},
     .random = random,
     .update = &kAvx512UpdateStages,
+    .norm = &kAvx512NormRows,
 };
 
 }  // namespace halfstep

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/norm_rows.h"
 #include "kernels/update_stages.h"
 
 namespace halfstep {
@@ -46,6 +47,7 @@ struct KernelTable {
   FormatKernels format[kFormatCount];  // in the order of enum Format; FP32 and E8M0 have none
   RandomKernel random;                 // the words that stochastic casts use
   const UpdateStages* update;
+  const NormRows* norm;
 };
 
 extern const KernelTable kScalarKernels;

@@ -105,6 +105,7 @@ constinit const KernelTable kScalarKernels = {
                kernels_of<Format::E2M1>()},
     .random = random,
     .update = &kScalarUpdateStages,
+    .norm = &kScalarNormRows,
 };
 
 }  // namespace halfstep

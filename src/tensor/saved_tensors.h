@@ -75,6 +75,7 @@ class StoragePlace {
   explicit StoragePlace(const at::Tensor& tensor);
   /// What lies there in another tensor's storage.
   at::Tensor in(const at::Tensor& tensor) const;
+  bool operator==(const StoragePlace&) const = default;
 
  private:
   std::vector<int64_t> sizes_, strides_;

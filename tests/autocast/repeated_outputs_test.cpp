@@ -4,6 +4,8 @@
 #include <halfstep/autocast.h>
 #include <torch/torch.h>
 
+#include <atomic>
+
 #include "support/error_of.h"
 #include "support/live_bytes.h"
 
@@ -105,6 +107,61 @@ TEST(RepeatedOutputs, ThreeProductsOfOneNormHoldNoneOfItsCopies) {
   }
   const int64_t mean_and_rstd = 2 * kRows * 4;
   EXPECT_EQ(bytes.live(), 3 * kLowBytes + mean_and_rstd);
+}
+
+/// Three products of one output: each asks for it in backward.
+std::vector<at::Tensor> gradients_of_three(const Function& run, bool repeat, int backwards = 1) {
+  at::manual_seed(4);
+  const at::Tensor x = at::randn({kRows, kWidth}, at::kBFloat16).requires_grad_();
+  std::vector<at::Tensor> leaves{x};
+  for (int i = 0; i < 3; ++i)
+    leaves.push_back(at::randn({kWidth, kWidth}).div_(16).to(at::kBFloat16).requires_grad_());
+  at::Tensor loss;
+  {
+    const auto scope = scope_that_repeats(repeat);
+    const at::Tensor y = run(x * 2);
+    const at::Tensor columns = at::linear(y.t(), leaves[3].narrow(1, 0, kRows));
+    loss = (at::linear(y, leaves[1]) * at::linear(y, leaves[2])).pow(2).sum() + columns.pow(2).sum();
+  }
+  std::vector<at::Tensor> gradients;
+  for (int i = 0; i < backwards; ++i)
+    gradients = torch::autograd::grad({loss}, leaves, {}, /*retain_graph=*/i + 1 < backwards);
+  return gradients;
+}
+
+TEST(RepeatedOutputs, ThreeProductsOfOneOutputHaveTheBitsOfAKeptOne) {
+  for (const auto& [name, run] : cheap_operations())
+    for (const int backwards : {1, 2})
+      expect_equal(gradients_of_three(run, true, backwards), gradients_of_three(run, false), name);
+}
+
+TEST(RepeatedOutputs, ThreeProductsOfOneOutputComputeItOnce) {
+  const at::Tensor weight = at::randn({kWidth, kWidth}, at::kBFloat16).requires_grad_();
+  const at::Tensor x = at::randn({kRows, kWidth}, at::kBFloat16).requires_grad_() * 2;
+  at::Tensor loss;
+  {
+    const auto scope = scope_that_repeats(true);
+    const at::Tensor y = at::layer_norm(x, {kWidth});
+    loss = (at::linear(y, weight) + at::linear(y, weight) + at::linear(y, weight)).sum();
+  }
+  static std::atomic<int> norms;
+  norms = 0;
+  const auto handle = at::addGlobalCallback(
+      at::RecordFunctionCallback([](const at::RecordFunction& call) -> std::unique_ptr<at::ObserverContext> {
+        if (std::string_view(call.name()) == "aten::layer_norm") ++norms;
+        return nullptr;
+      }).scopes({at::RecordScope::FUNCTION}));
+  loss.backward();
+  at::removeCallback(handle);
+  EXPECT_EQ(norms, 1);
+}
+
+TEST(RepeatedOutputs, NothingIsHeldAfterBackward) {
+  for (const auto& [name, run] : cheap_operations()) {
+    const LiveBytes bytes;
+    gradients_of_three(run, true);
+    EXPECT_EQ(bytes.live(), 0) << name;
+  }
 }
 
 TEST(RepeatedOutputs, ViewsComeBackAtTheirPlace) {
