@@ -33,6 +33,8 @@ add_custom_command(OUTPUT ${texts}/halfstep.1 ${texts}/halfstep ${texts}/_halfst
   COMMAND halfstep_cli completion fish > halfstep.fish
   DEPENDS halfstep_cli WORKING_DIRECTORY ${texts} COMMENT "Manual and completions of halfstep" VERBATIM)
 add_custom_target(halfstep_texts ALL DEPENDS ${texts}/halfstep.1)
+# All that `cmake --install` takes, for those who build no tests.
+add_custom_target(installable DEPENDS halfstep_cli halfstep_texts)
 
 install(FILES ${texts}/halfstep.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 COMPONENT program)
 install(FILES ${texts}/halfstep DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions COMPONENT program)
