@@ -166,7 +166,7 @@ class InTurns final : public halfstep::RunWatcher {
 
   /// Without the first block, which fills allocators, and the first of each, which finds the other's caches.
   void add_to(Ratios& ratios) const {
-    for (size_t block = kBlockSteps; block < trainer_seconds_.size(); block += kBlockSteps)
+    for (size_t block = kBlockSteps; block + kBlockSteps <= loop_seconds_.size(); block += kBlockSteps)
       for (size_t i = block + 1; i < block + kBlockSteps; i += 2) {  // steps of an even number
         ratios.trainer_over_loop.push_back(trainer_seconds_[i] / loop_seconds_[i]);
         for (const size_t silent : {i - 1, i + 1})

@@ -1,5 +1,6 @@
 #include "autocast/argument_casts.h"
 
+#include <ATen/TensorSubclassLikeUtils.h>
 #include <c10/core/ScalarType.h>
 #include <halfstep/memory.h>
 
@@ -75,6 +76,11 @@ std::vector<Upcast> cast_arguments_(Arguments arguments, at::DeviceType device, 
     }
   }
   return upcasts;
+}
+
+bool is_plain(const at::Tensor& tensor) {
+  return tensor.layout() == at::kStrided && !at::isTensorSubclassLike(tensor) &&
+         !tensor._fw_grad(/*level=*/0).defined();
 }
 
 }  // namespace halfstep

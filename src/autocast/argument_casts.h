@@ -33,4 +33,8 @@ FloatingArguments floating_arguments(std::span<const c10::IValue> arguments, at:
 /// up from BF16 or FP16.
 std::vector<Upcast> cast_arguments_(Arguments arguments, at::DeviceType device, at::ScalarType to);
 
+/// Strided, of no subclass and without a forward-mode gradient: an operation of ours may take the place of
+/// LibTorch's.
+bool is_plain(const at::Tensor& tensor);
+
 }  // namespace halfstep

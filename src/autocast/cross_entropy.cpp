@@ -2,7 +2,6 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
-#include <ATen/TensorSubclassLikeUtils.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Reduction.h>
 #include <ATen/ops/amax.h>
@@ -17,6 +16,7 @@
 
 #include <algorithm>
 
+#include "autocast/argument_casts.h"
 #include "tensor/saved_tensors.h"
 #include "tensor/vector_math.h"
 
@@ -147,8 +147,7 @@ bool takes_low_logits(const CrossEntropyArguments& arguments) {
   const at::Tensor &logits = arguments.logits, &target = arguments.target;
   const auto& weight = arguments.weight;
   const bool low = logits.scalar_type() == at::kBFloat16 || logits.scalar_type() == at::kHalf;
-  const bool plain = (logits.is_cpu() || logits.is_cuda()) && logits.layout() == at::kStrided &&
-                     !at::isTensorSubclassLike(logits) && !logits._fw_grad(/*level=*/0).defined();
+  const bool plain = (logits.is_cpu() || logits.is_cuda()) && is_plain(logits);
   const bool rows_of_classes = logits.dim() == 2 && logits.numel() > 0 && target.dim() == 1 &&
                                target.size(0) == logits.size(0) && target.scalar_type() == at::kLong &&
                                target.device() == logits.device();

@@ -2,7 +2,6 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
-#include <ATen/TensorSubclassLikeUtils.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mean.h>
@@ -14,6 +13,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "autocast/argument_casts.h"
 #include "kernels/norm.h"
 
 namespace halfstep {
@@ -98,23 +98,20 @@ class LowRowsRmsNorm : public torch::autograd::Function<LowRowsRmsNorm> {
   }
 };
 
-bool is_plain(const at::Tensor& tensor) {
-  return tensor.is_cpu() && tensor.layout() == at::kStrided && !at::isTensorSubclassLike(tensor) &&
-         !tensor._fw_grad(/*level=*/0).defined();
-}
-
 }  // namespace
 
 bool takes_low_rows(const RmsNormArguments& arguments) {
   const at::Tensor& input = arguments.input;
   const bool low = input.scalar_type() == at::kBFloat16 || input.scalar_type() == at::kHalf;
-  if (!low || !is_plain(input) || !input.is_contiguous() || input.numel() == 0 || input.dim() == 0)
+  if (!low || !input.is_cpu() || !is_plain(input) || !input.is_contiguous() || input.numel() == 0 ||
+      input.dim() == 0)
     return false;
   if (arguments.normalized_shape != std::vector<int64_t>{input.size(-1)}) return false;
   const auto& gain = arguments.gain;
-  return !gain || (is_plain(*gain) && gain->sizes() == input.sizes().slice(input.dim() - 1) &&
-                   (gain->scalar_type() == at::kFloat || gain->scalar_type() == at::kBFloat16 ||
-                    gain->scalar_type() == at::kHalf));
+  return !gain ||
+         (gain->is_cpu() && is_plain(*gain) && gain->sizes() == input.sizes().slice(input.dim() - 1) &&
+          (gain->scalar_type() == at::kFloat || gain->scalar_type() == at::kBFloat16 ||
+           gain->scalar_type() == at::kHalf));
 }
 
 at::Tensor low_rows_rms_norm(const RmsNormArguments& arguments) {
