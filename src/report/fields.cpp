@@ -2,6 +2,8 @@
 
 #include <limits>
 
+#include "report/figures.h"
+
 namespace halfstep::report {
 
 using nlohmann::json;
@@ -101,7 +103,7 @@ const Field& Fields::at(std::string_view name) const {
 
 int64_t Fields::integer(std::string_view name) const {
   const auto* const value = std::get_if<int64_t>(&at(name).value);
-  if (value == nullptr || *value < 0) refuse(name, "a whole number from 0 on");
+  if (value == nullptr || *value < 0 || *value > kMostInteger) refuse(name, "a whole number from 0 to 2^53");
   return *value;
 }
 

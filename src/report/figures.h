@@ -12,6 +12,9 @@
 
 namespace halfstep::report {
 
+/// The largest whole number of a log: a double, as which many readers of JSON take it, holds all up to here.
+inline constexpr int64_t kMostInteger = int64_t{1} << 53;
+
 /// Steps at the end of a run over which its final loss is the mean: a tenth of them, at least 10 and at most
 /// 1,000, or all.
 int64_t final_window(int64_t steps);

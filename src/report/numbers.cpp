@@ -40,14 +40,6 @@ std::string suffixed(double value, int significant, const Suffix* begin, const S
 
 }  // namespace
 
-std::string with_commas(int64_t value) {
-  std::string text = std::to_string(value);
-  const int first = value < 0 ? 1 : 0;
-  for (int place = static_cast<int>(text.size()) - 3; place > first; place -= 3)
-    text.insert(static_cast<size_t>(place), ",");
-  return text;
-}
-
 std::string digits(double value, int significant) {
   if (!std::isfinite(value)) return not_finite(value);
   const int exponent = exponent_of(value, significant);
@@ -84,6 +76,7 @@ std::string bytes_text(double bytes) {
 
 std::string duration(double seconds) {
   if (!std::isfinite(seconds)) return not_finite(seconds);
+  if (seconds >= 1e15) return digits(seconds, 3) + " s";
   if (seconds >= 3599.5) {
     const auto minutes = static_cast<int64_t>(std::llround(seconds / 60));
     const std::string rest = std::to_string(minutes % 60);

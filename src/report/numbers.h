@@ -4,10 +4,9 @@
 #include <cstdint>
 #include <string>
 
-namespace halfstep::report {
+#include "base/with_commas.h"
 
-/// "1,234,567".
-std::string with_commas(int64_t value);
+namespace halfstep::report {
 
 /// So many significant digits, the end's zeros kept: "1.620", "10.81", "0.0003000", "1.2e-09"; "NaN", "Inf".
 std::string digits(double value, int significant = 4);

@@ -47,10 +47,11 @@ std::span<const Record> last_of(const std::vector<Record>& records, int64_t most
 }
 
 std::string date_of(double unix_time) {
+  if (!(std::abs(unix_time) < 1e11)) return "unknown";
   const auto whole = static_cast<std::time_t>(unix_time);
   std::tm parts{};
   char text[40];
-  if (!(std::abs(unix_time) < 1e11) || ::gmtime_r(&whole, &parts) == nullptr) return "unknown";
+  if (::gmtime_r(&whole, &parts) == nullptr) return "unknown";
   return {text, std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S UTC", &parts)};
 }
 

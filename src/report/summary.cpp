@@ -68,7 +68,7 @@ std::string trained_of(const RunConfig& config) {
   const auto& model = config.model;
   std::string text = model.from ? *model.from : model.kind.value_or("a model");
   if (model.layers && model.width)
-    text += ", " + counted(*model.layers, "block") + " of width " + report::with_commas(*model.width);
+    text += ", " + counted(*model.layers, "block") + " of width " + with_commas(*model.width);
   return text + ", " + config.precision.compute;
 }
 
@@ -77,11 +77,10 @@ std::span<const Point> last_of(const std::vector<Point>& points, int64_t count) 
 }
 
 std::string how_it_ended(const RunHistory& run, const RunSummary& summary) {
-  const std::string of_planned = summary.planned_steps > summary.last_step
-                                     ? " of " + report::with_commas(summary.planned_steps)
-                                     : std::string();
+  const std::string of_planned =
+      summary.planned_steps > summary.last_step ? " of " + with_commas(summary.planned_steps) : std::string();
   const std::string steps =
-      report::with_commas(summary.last_step) + of_planned + " steps in " + report::duration(summary.seconds);
+      with_commas(summary.last_step) + of_planned + " steps in " + report::duration(summary.seconds);
   if (!run.end()) return "After " + steps + " the log has no last word: the run was killed, or it goes on. ";
   const std::string why = run.end()->why.empty() ? "." : ": " + run.end()->why;
   const std::string stop = why.ends_with('.') ? " " : ". ";
@@ -121,7 +120,7 @@ std::string verdict_of(const RunHistory& run, const RunSummary& summary) {
   text += summary.skipped == 0
               ? "No step was skipped."
               : (summary.skipped == 1 ? "1 step was skipped."
-                                      : report::with_commas(summary.skipped) + " steps were skipped.");
+                                      : with_commas(summary.skipped) + " steps were skipped.");
   if (summary.stalled_share)
     text += " " + report::percent(*summary.stalled_share) +
             " of the last updates were too small to move a weight.";
@@ -150,7 +149,8 @@ RunSummary summarize(const RunHistory& run) {
     summary.seconds = run.end()->seconds;
   }
   for (const StepRecord& record : run.steps) {
-    summary.tokens += record.tokens;
+    // No sum of a log that lies runs over.
+    summary.tokens = std::min(summary.tokens + record.tokens, report::kMostInteger);
     summary.skipped += record.skipped ? 1 : 0;
     summary.not_finite += std::isfinite(record.loss) ? 0 : 1;
     if (record.memory) summary.peak_bytes = std::max(summary.peak_bytes, record.memory->peak_bytes);

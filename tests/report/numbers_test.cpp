@@ -34,6 +34,7 @@ TEST(Numbers, HaveUnitsThatAPersonReads) {
   EXPECT_EQ(with_suffix(4.1e6), "4.1M");
   EXPECT_EQ(bytes_text(834e3), "834 kB");
   EXPECT_EQ(bytes_text(0), "0 B");
+  EXPECT_EQ(duration(1e308), "1.00e+308 s");
   EXPECT_EQ(duration(7384), "2 h 03 min");
   EXPECT_EQ(duration(3599.9), "1 h 00 min");
   EXPECT_EQ(duration(200), "3 min 20 s");

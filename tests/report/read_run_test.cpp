@@ -143,6 +143,18 @@ TEST(ReadRun, LaterFieldsAreLeftAloneAndLaterKindsCounted) {
   EXPECT_EQ(run.notes.at(0).text, "x");
 }
 
+TEST(ReadRun, TokensThatNobodyCanHaveReadDoNotRunOver) {
+  const auto step = [](int i) {
+    std::string line = step_line(i);
+    const std::string_view field = "\"tokens\":";
+    const size_t begin = line.find(field) + field.size();
+    return line.replace(begin, line.find(',', begin) - begin, std::to_string(int64_t{1} << 53)) + "\n";
+  };
+  std::string log = std::string(kRun) + "\n";
+  for (int i = 1; i <= 1100; ++i) log += step(i);  // 1,024 of them are 2^63
+  EXPECT_EQ(summarize(read_lines(log)).tokens, int64_t{1} << 53);
+}
+
 TEST(ReadRun, DamageIsToldWithFileAndLine) {
   const std::string head = std::string(kRun) + "\n";
   const std::pair<std::string, std::string> cases[] = {
@@ -153,6 +165,8 @@ TEST(ReadRun, DamageIsToldWithFileAndLine) {
       {head + "{\"step\":1}\n", "line 2 has no 'kind'"},
       {head + R"({"kind":"note","step":-1,"seconds":0,"text":""})" + "\n",
        "'step' that is not a whole number"},
+      {head + R"({"kind":"note","step":9007199254740993,"seconds":0,"text":""})" + "\n",
+       "'step' that is not a whole number from 0 to 2^53"},
       {head + R"({"kind":"note","step":1,"seconds":"soon","text":""})" + "\n",
        "'seconds' that is not a number"},
       {head + R"({"kind":"note","step":1,"seconds":1,"text":2})" + "\n", "'text' that is not a text"},
