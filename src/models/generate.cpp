@@ -1,5 +1,4 @@
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/argmax.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/multinomial.h>
@@ -9,23 +8,10 @@
 
 #include <algorithm>
 
+#include "models/evaluation_scope.h"
+
 namespace halfstep {
 namespace {
-
-/// Evaluation mode until the end of the block: a sample is written without dropout.
-class EvalScope {
- public:
-  explicit EvalScope(torch::nn::Module& module) : module_(module), was_training_(module.is_training()) {
-    module_.eval();
-  }
-  ~EvalScope() { module_.train(was_training_); }
-  EvalScope(const EvalScope&) = delete;
-  EvalScope& operator=(const EvalScope&) = delete;
-
- private:
-  torch::nn::Module& module_;
-  bool was_training_;
-};
 
 at::Tensor last_of(const std::vector<int64_t>& ids, int64_t most) {
   const auto size = static_cast<int64_t>(ids.size());
@@ -42,8 +28,7 @@ std::vector<int64_t> generate(CausalLM& model, const std::vector<int64_t>& promp
   HALFSTEP_CHECK(!prompt.empty(), "generate: the prompt has no token. Give at least one.");
   HALFSTEP_CHECK(options.temperature >= 0, "generate: temperature is ", options.temperature,
                  "; it must be 0 or above.");
-  const at::NoGradGuard no_grad;
-  const EvalScope evaluation(model);
+  const EvaluationScope evaluation(model);
   at::Generator random = at::make_generator<at::CPUGeneratorImpl>(options.seed);
   std::vector<int64_t> ids = prompt;
   for (int64_t written = 0; written < options.tokens; ++written) {

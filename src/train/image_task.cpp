@@ -9,6 +9,8 @@
 #include <halfstep/models.h>
 #include <halfstep/tensor_file.h>
 
+#include "base/with_commas.h"
+#include "models/evaluation_scope.h"
 #include "train/task.h"
 
 namespace halfstep::train {
@@ -62,7 +64,7 @@ class ImageTask final : public Task {
   at::Tensor loss() override { return at::cross_entropy_loss(model_->forward(batch_.images), batch_.labels); }
 
   Score evaluate(const MixedPrecision& precision) override {
-    const Evaluation evaluation(*model_);
+    const EvaluationScope evaluation(*model_);
     ImageBatchOptions in_order = options_;
     in_order.shuffle = false;
     ImageBatches held(held_out_.images, held_out_.labels, in_order);

@@ -55,20 +55,4 @@ class Task {
 std::unique_ptr<Task> text_task(const RunConfig& config, const std::filesystem::path& tokens_folder);
 std::unique_ptr<Task> image_task(const RunConfig& config);
 
-/// "10,741,003", of what cannot be negative.
-std::string with_commas(int64_t count);
-
-/// Evaluation mode and no autograd until the end of the block.
-class Evaluation {
- public:
-  explicit Evaluation(torch::nn::Module& model);
-  ~Evaluation();
-  Evaluation(const Evaluation&) = delete;
-  Evaluation& operator=(const Evaluation&) = delete;
-
- private:
-  at::NoGradGuard no_grad_;
-  torch::nn::Module& model_;
-};
-
 }  // namespace halfstep::train

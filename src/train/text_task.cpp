@@ -6,6 +6,8 @@
 
 #include <algorithm>
 
+#include "base/with_commas.h"
+#include "models/evaluation_scope.h"
 #include "train/task.h"
 #include "train/token_sources.h"
 
@@ -150,7 +152,7 @@ class TextTask final : public Task {
   at::Tensor loss() override { return model_->loss(batch_.inputs, batch_.targets); }
 
   Score evaluate(const MixedPrecision& precision) override {
-    const Evaluation evaluation(*model_);
+    const EvaluationScope evaluation(*model_);
     held_out_->load_state_dict(held_out_beginning_);
     Score score;
     for (int64_t batches = 0; held_out_->sequences_taken() < held_out_->windows(); ++batches) {
