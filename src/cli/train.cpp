@@ -13,6 +13,7 @@
 #include "cli/exit_codes.h"
 #include "cli/human_numbers.h"
 #include "cli/stop_signals.h"
+#include "cli/thread_waits.h"
 #include "cli/train_screen.h"
 
 namespace halfstep::cli {
@@ -132,6 +133,7 @@ void train(const Request& request, const ResolvedConfig& resolved) {
 }
 
 void run(const Request& request) {
+  if (!request.print_config) spin_briefly();
   const ResolvedConfig resolved = configuration(request);
   if (request.print_config) {
     std::cout << to_toml(resolved, /*with_origins=*/true);

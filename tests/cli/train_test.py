@@ -1,5 +1,6 @@
 """`halfstep train` and `halfstep preset`, as a person, a scheduler and a script use them."""
 import json
+import os
 import pathlib
 import signal
 import subprocess
@@ -126,6 +127,24 @@ class Train(unittest.TestCase):
             time.sleep(0.01)
             process.send_signal(signal.SIGINT)
             self.assertEqual(process.wait(), 130)
+
+    def waits(self, **environment):
+        """What says to OpenMP how its threads wait, in a run that goes on."""
+        command = [PROGRAM, "train", str(self.config), "--json", "--set", "train.steps=100000",
+                   "--folder", tempfile.mkdtemp(dir=self.folder)]
+        names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+        clean = {name: value for name, value in os.environ.items() if name not in names}
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**clean, **environment}) as process:
+            while '"kind":"step"' not in process.stdout.readline():
+                pass
+            words = pathlib.Path(f"/proc/{process.pid}/environ").read_bytes().decode().split("\0")
+            process.kill()
+        return sorted(word for word in words if word.startswith(names))
+
+    def test_threads_spin_briefly_unless_told_otherwise(self):
+        self.assertEqual(self.waits(), ["GOMP_SPINCOUNT=10000"])
+        self.assertEqual(self.waits(GOMP_SPINCOUNT="5"), ["GOMP_SPINCOUNT=5"])
+        self.assertEqual(self.waits(OMP_WAIT_POLICY="active"), ["OMP_WAIT_POLICY=active"])
 
     def test_reader_that_goes_away_ends_nothing(self):
         command = f"{PROGRAM} train {self.config} --folder {self.folder / 'a'} --json | head -1"
