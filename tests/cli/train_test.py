@@ -40,6 +40,12 @@ class Train(unittest.TestCase):
     def train(self, *arguments, **environment):
         return run("train", str(self.config), *arguments, **environment)
 
+    def read_until(self, words, process):
+        for line in process.stdout:
+            if words in line:
+                return
+        self.fail(f"the run ended before it said {words}")
+
     def records(self, name):
         return [json.loads(line) for line in (self.folder / name / "log.jsonl").read_text().splitlines()]
 
@@ -103,8 +109,7 @@ class Train(unittest.TestCase):
             command = [PROGRAM, "train", str(self.config), "--folder", str(folder), "--json",
                        "--set", "train.steps=100000"]
             with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-                while '"step":5,' not in process.stdout.readline():
-                    pass
+                self.read_until('"step":5,', process)
                 process.send_signal(name)
                 process.stdout.read()
                 process.wait()
@@ -121,8 +126,7 @@ class Train(unittest.TestCase):
         command = [PROGRAM, "train", str(self.config), "--folder", str(self.folder / "a"), "--json",
                    "--set", "train.steps=100000", "--set", "data.batch_size=4096", "--set", "train.evaluate_every=0"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-            while '"kind":"step"' not in process.stdout.readline():
-                pass
+            self.read_until('"kind":"step"', process)
             process.send_signal(signal.SIGINT)
             time.sleep(0.01)
             process.send_signal(signal.SIGINT)
@@ -135,8 +139,7 @@ class Train(unittest.TestCase):
         names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
         clean = {name: value for name, value in os.environ.items() if name not in names}
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**clean, **environment}) as process:
-            while '"kind":"step"' not in process.stdout.readline():
-                pass
+            self.read_until('"kind":"step"', process)
             words = pathlib.Path(f"/proc/{process.pid}/environ").read_bytes().decode().split("\0")
             process.kill()
         return sorted(word for word in words if word.startswith(names))
