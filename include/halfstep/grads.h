@@ -21,6 +21,8 @@ struct GradMultiplier {
   double loss_scale = 1.0;   ///< the one that the gradients carry
   std::string first_bad{};   ///< the first parameter whose gradient is not finite
   int64_t micro_batch = -1;  ///< in which micro-batch it was, counted from 0; -1 without accumulation
+  bool inspected = false;    ///< whether it comes from a GradSummary
+  std::vector<std::string> without_grad{};  ///< see GradSummary
 };
 
 /// The gradient of one parameter.
@@ -39,6 +41,9 @@ struct HALFSTEP_API GradSummary {
   std::string first_bad{};  ///< see GradMultiplier
   int64_t micro_batch = -1;
   std::vector<ParamGrad> params{};  ///< filled on request
+  /// Parameters that require a gradient and have none. Nothing updates them: in a model that uses all of its
+  /// parameters in each step that is a broken tie, a detach() or a layer that forward forgot.
+  std::vector<std::string> without_grad{};
 
   /// Un-scale only.
   [[nodiscard]] GradMultiplier unclipped() const;

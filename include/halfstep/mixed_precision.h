@@ -10,8 +10,12 @@
 #include <halfstep/precision.h>
 #include <halfstep/state_dict.h>
 
+#include <concepts>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -35,6 +39,16 @@ struct MixedPrecisionOptions {
   bool cpu_allocator = false;
 };
 
+/// One of several models, with the name that its parameters begin with.
+struct NamedModel {
+  std::string name;
+  std::reference_wrapper<torch::nn::Module> model;
+};
+
+struct BackwardOptions {
+  bool retain_graph = false;  ///< for another backward through a part of the same graph
+};
+
 /// The precision of one model in one training loop.
 ///
 ///     halfstep::MixedPrecision mp(halfstep::Precision::bf16(), *model);
@@ -49,20 +63,45 @@ struct MixedPrecisionOptions {
 ///     }
 ///
 /// With a low precision, the constructor rounds the model's FP32 parameters where they are, having kept their
-/// full values first; buffers stay as they are. A parameter that the model has under two names is one.
+/// full values first; buffers stay as they are. A parameter that the model has under two names is one. One
+/// that does not require a gradient has no master: it gets one, from its working copy, when an optimizer
+/// first updates it.
+///
+/// Weights may be changed between steps, and the change wins (see Param). FP32 weights that torch::load,
+/// set_data or Module::to put in the place of rounded ones are taken in with all their bits at the next
+/// forward. A skipped step changes neither weights nor buffers: the running statistics of a batch norm that
+/// saw an overflow are put back by advance.
 ///
 /// With accumulation, each backward is one micro-batch: its gradients are checked, added to the sum and
 /// dropped. A sum, not a mean: divide the loss by the number of micro-batches. One that is not finite is not
 /// added: inspect_grads names it and its parameter, and the step is skipped.
 ///
-/// Between steps it remembers masters and the loss scale: save state_dict() with the optimizer's. With
-/// accumulation the sum of a step's first micro-batches is part of it, until inspect_grads closes the sum: a
-/// run saved between two micro-batches goes on with the next one. From inspect_grads to advance, do not save.
+/// Between steps it remembers masters, buffers and the loss scale: save state_dict() with the optimizer's.
+/// With accumulation the sum of a step's first micro-batches is part of it, until inspect_grads closes the
+/// sum: a run saved between two micro-batches goes on with the next one. From inspect_grads to advance, do
+/// not save.
+///
+/// The order of a step is backward, inspect_grads, optimizer.step, advance. Calls that are missing or in
+/// another order are an Error that says which: gradients of a scaled loss that backward did not make, a
+/// backward before advance, weights that were updated without their masters.
 ///
 /// One loop, one object; not thread-safe.
 class HALFSTEP_API MixedPrecision {
  public:
   MixedPrecision(Precision precision, torch::nn::Module& model, MixedPrecisionOptions options = {});
+
+  /// For torch::nn::Linear and any other holder of a module.
+  template <typename Holder>
+    requires requires(const Holder& holder) {
+      { *holder.ptr() } -> std::convertible_to<torch::nn::Module&>;
+    }
+  MixedPrecision(Precision precision, const Holder& model, MixedPrecisionOptions options = {})
+      : MixedPrecision(std::move(precision), *model.ptr(), options) {}
+
+  /// Several models under one loss scale, as a generator and its critic. Names of parameters begin with that
+  /// of their model: "critic.layers.0.weight"; params("critic") are those of one.
+  MixedPrecision(Precision precision, const std::vector<NamedModel>& models,
+                 MixedPrecisionOptions options = {});
   ~MixedPrecision();
   MixedPrecision(MixedPrecision&&) noexcept;
   MixedPrecision& operator=(MixedPrecision&&) noexcept;
@@ -74,23 +113,28 @@ class HALFSTEP_API MixedPrecision {
     return std::forward<Function>(function)();
   }
 
-  /// Scales the loss, if the precision does, and runs backward.
-  void backward(const at::Tensor& loss);
+  /// Scales the loss, if the precision does, and runs backward. Two losses that share a part of the graph:
+  /// add them, or ask for Accumulation::Fp32 and keep the graph in the first call.
+  void backward(const at::Tensor& loss, BackwardOptions options = {});
 
   /// One read-only pass: finite? norm? whose?
   [[nodiscard]] GradSummary inspect_grads(GradDetail detail = GradDetail::Total);
 
-  /// Moves the loss scale on; once a step, after the optimizer. Throws SkipLimitError when too many steps in
-  /// a row were skipped: LossScaling::max_consecutive_skips, 100 without loss scaling.
+  /// Updates the loss scale, and puts buffers back if the step was skipped; once a step, after the optimizer.
+  /// Throws SkipLimitError when too many steps in a row were skipped: LossScaling::max_consecutive_skips, 100
+  /// without loss scaling.
   void advance(const GradSummary& grads);
 
   const std::vector<Param>& params() const;
+  /// Those of one model, or of one part of it: whose names begin with `prefix` and a dot.
+  std::vector<Param> params(std::string_view prefix) const;
   const Precision& precision() const;
   double loss_scale() const;  ///< 1 without loss scaling
   /// Clean and skipped steps are counted without loss scaling too.
   const LossScaleState& loss_scale_state() const;
 
-  /// Weights with all their bits, and the loss scale. Loading refuses what does not fit, all at once.
+  /// Weights with all their bits, buffers, and the loss scale. Loading refuses what does not fit, all at
+  /// once.
   StateDict state_dict() const;
   void load_state_dict(const StateDict& saved);
 

@@ -10,12 +10,18 @@
 namespace halfstep {
 
 /// One parameter of a model. A handle: copies share the tensors.
+///
+/// The working copy is the user's to change between steps, through any of LibTorch's doors: zero_, copy_,
+/// clamp_, data(), set_data, Embedding's max_norm, torch::load. The change wins: the next step starts from a
+/// master that rounds to the value that was written, and elements that were not changed keep all their bits.
 struct Param {
   std::string name;     ///< as the model calls it: "layers.3.weight"
   at::Tensor working;   ///< the model's own tensor, which forward and backward use
   at::Tensor master{};  ///< what `storage` keeps beside it: FP32 master, 16-bit remainder, Kahan
-                        ///< compensation; undefined where nothing is kept
+                        ///< compensation; undefined where nothing is kept, without elements while the
+                        ///< parameter is frozen and was never updated
   WeightStorage storage = WeightStorage::Fp32;
+  bool loss_scaled = false;  ///< whether its gradients carry a loss scale: an optimizer must be told which
 };
 
 /// Takes an FP32 parameter into a storage: its values are kept beside first, and only then is the tensor
@@ -26,7 +32,8 @@ struct Param {
 [[nodiscard]] HALFSTEP_API Param make_param(std::string name, at::Tensor parameter, WeightStorage storage,
                                             c10::ScalarType low);
 
-/// The weight as exactly as its storage holds it, as a new FP32 tensor: what to save or to evaluate.
+/// The weight as exactly as its storage holds it, as a new FP32 tensor: what to save or to evaluate. After a
+/// change of the working copy, the value from which the next step starts.
 [[nodiscard]] HALFSTEP_API at::Tensor full_precision(const Param& param);
 
 /// Writes FP32 values into working copy and master.

@@ -9,6 +9,8 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 namespace halfstep {
 
@@ -19,10 +21,17 @@ enum class Float32Products {
   Bf16,  ///< inputs rounded to BF16, sums in FP32: 1.7 to 2.2 times as fast with AMX, error about 2^-9
 };
 
+/// How the weights of some parameters are kept, by their names.
+struct WeightRule {
+  std::string pattern;  ///< the parameter's whole name; * stands for any characters, ? for one
+  WeightStorage storage;
+};
+
 /// In which precision a model is trained. Take one of the four and change what you must:
 ///
 ///     auto precision = halfstep::Precision::bf16();
 ///     precision.ops.set("softmax", halfstep::OpRule::Low);
+///     precision.keep("*norm*", halfstep::WeightStorage::Fp32);
 ///
 /// A plain value; MixedPrecision carries it out.
 struct HALFSTEP_API Precision {
@@ -40,6 +49,17 @@ struct HALFSTEP_API Precision {
   /// Used when `compute` is FP32. LibTorch has one such setting a process: it is set while a MixedPrecision
   /// with this value exists, for every thread and model, and put back afterwards.
   Float32Products float32_products = Float32Products::Full;
+
+  /// Exceptions from `weights`; the last one that matches a parameter counts. With WeightStorage::Fp32 a
+  /// parameter stays FP32, and operations in low precision cast it at each use. MixedPrecision refuses a rule
+  /// that matches no parameter.
+  std::vector<WeightRule> weight_rules{};
+
+  /// Adds a rule.
+  Precision& keep(std::string pattern, WeightStorage storage);
+
+  /// How the parameter of this name is kept.
+  WeightStorage storage_of(std::string_view parameter) const;
 
   static Precision fp32();
   static Precision tf32();

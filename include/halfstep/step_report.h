@@ -36,13 +36,15 @@ struct HALFSTEP_API StepReport {
   double grad_norm = 0.0;             ///< joint 2-norm, un-scaled, before clipping
   int64_t micro_batch = -1;           ///< which one was not finite, counted from 0; -1 without accumulation
   std::vector<UpdateStall> stalls{};  ///< one for each parameter that was updated
+  std::vector<std::string> without_grad{};  ///< GradSummary::without_grad
 
   bool stepped() const { return outcome == StepOutcome::Stepped; }
 
   /// All parameters together; its `parameter` is the one that lost most, empty if none lost any.
   UpdateStall stall() const;
 
-  /// One sentence for a log: "stepped", or why not and which parameter.
+  /// One sentence for a log: "stepped", or why not and which parameter. Parameters that required a gradient
+  /// and had none are counted, and the first is named.
   std::string sentence() const;
 };
 

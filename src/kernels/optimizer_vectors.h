@@ -10,7 +10,8 @@ template <typename Isa>
 struct OptimizerStages : Vectors<Isa> {
   using Base = Vectors<Isa>;
   using Base::all, Base::ask_for, Base::bf16_of, Base::floats_of, Base::for_vectors;
-  using Base::joined, Base::kTwin, Base::kUpdateAheadBytes, Base::sum_of, Base::words_of;
+  using Base::joined, Base::kTwin, Base::kUpdateAheadBytes, Base::sum_of, Base::unless_edited;
+  using Base::words_of;
   using typename Base::Floats, typename Base::Mask, typename Base::Words;
 
   /// The constants, spread over vectors once.
@@ -86,6 +87,7 @@ struct OptimizerStages : Vectors<Isa> {
         before = joined(working_before, Isa::widen(remainder + i));
       } else {
         before = words_of(Isa::load(fp32 + i));
+        if constexpr (low) before = unless_edited(before, working_before);
       }
       const Updated now =
           adamw_vector(constants, floats_of(before), Base::template grads_at<format>(grads, i) * multiplier,

@@ -29,6 +29,35 @@ void load(const KernelTable& table, Format format, const void* codes, float* val
   table.update->load_grads[grad_format_index(format)](codes, 1, values, count);
 }
 
+/// Whether these values round to the working copy, all of them. Leaves what they round to in buffers.before.
+bool rounds_to_working(const KernelTable& table, const WeightTile& tile, const float* values,
+                       WeightBuffers& buffers) {
+  round_nearest(table, tile.format, values, buffers.before, tile.count);
+  return std::memcmp(buffers.before, tile.working, tile.count * sizeof(std::uint16_t)) == 0;
+}
+
+/// Leaves the compensation in FP32 in buffers.sum, 0 where it is stale. Returns whether any was, and then
+/// leaves its codes in buffers.companion.
+bool load_compensation(const KernelTable& table, const WeightTile& tile, const float* weights,
+                       WeightBuffers& buffers) {
+  const auto load_times = [&](float factor) {
+    table.update->load_grads[grad_format_index(tile.format)](tile.companion, factor, buffers.sum, tile.count);
+  };
+  // A little less than itself: one just below half a unit in the last place may have been rounded up to it.
+  load_times(1 - 0x1p-7f);
+  table.update->add(weights, buffers.sum, buffers.after, tile.count);
+  const bool all_count = rounds_to_working(table, tile, buffers.after, buffers);
+  load_times(1);
+  if (all_count) return false;
+  std::memcpy(buffers.companion, tile.companion, tile.count * sizeof(std::uint16_t));
+  for (std::size_t i = 0; i < tile.count; ++i) {
+    if (buffers.before[i] == codes_of(tile.working)[i]) continue;
+    buffers.companion[i] = 0;
+    buffers.sum[i] = 0;
+  }
+  return true;
+}
+
 UpdateCounts move_master(const KernelTable& table, const WeightTile& tile, const UpdateTile& step,
                          WeightBuffers& buffers) {
   const UpdateStages& stages = *table.update;
@@ -127,13 +156,19 @@ WeightTile weight_tile(const UpdateLayout& layout, void* working, void* companio
           .count = count};
 }
 
-void load_weight_tile(const KernelTable& table, const WeightTile& tile, float* weights) {
+void load_weight_tile(const KernelTable& table, const WeightTile& tile, float* weights,
+                      WeightBuffers& buffers) {
   switch (tile.storage) {
     case WeightStorage::Fp32:
       std::memcpy(weights, tile.working, tile.count * sizeof(float));
       return;
     case WeightStorage::Fp32Master:
       std::memcpy(weights, tile.companion, tile.count * sizeof(float));
+      if (!rounds_to_working(table, tile, weights, buffers)) {
+        load(table, tile.format, tile.working, buffers.after, tile.count);
+        for (std::size_t i = 0; i < tile.count; ++i)
+          if (buffers.before[i] != codes_of(tile.working)[i]) weights[i] = buffers.after[i];
+      }
       return;
     case WeightStorage::SplitMaster:
       table.update->join(codes_of(tile.working), codes_of(tile.companion), weights, tile.count);
@@ -144,6 +179,13 @@ void load_weight_tile(const KernelTable& table, const WeightTile& tile, float* w
       load(table, tile.format, tile.working, weights, tile.count);
       return;
   }
+}
+
+void drop_stale_compensations(const KernelTable& table, const WeightTile& tile, const float* weights,
+                              WeightBuffers& buffers) {
+  if (tile.storage != WeightStorage::Kahan) return;
+  if (load_compensation(table, tile, weights, buffers))
+    std::memcpy(tile.companion, buffers.companion, tile.count * sizeof(std::uint16_t));
 }
 
 UpdateCounts move_weight_tile(const KernelTable& table, const WeightTile& tile,
@@ -226,9 +268,9 @@ void load_weights(const UpdateLayout& layout, const void* working, const void* c
     // The tile's arrays are only read.
     const WeightTile tile = weight_tile(layout, const_cast<void*>(working), const_cast<void*>(companion),
                                         begin, std::min(kTileElements, count - begin));
-    load_weight_tile(table, tile, weights + begin);
+    load_weight_tile(table, tile, weights + begin, buffers);
     if (layout.weights != WeightStorage::Kahan) continue;
-    load(table, tile.format, tile.companion, buffers.sum, tile.count);
+    load_compensation(table, tile, weights + begin, buffers);
     table.update->add(weights + begin, buffers.sum, weights + begin, tile.count);
   }
 }

@@ -29,14 +29,21 @@ struct WeightTile {
 WeightTile weight_tile(const UpdateLayout& layout, void* working, void* companion, std::size_t begin,
                        std::size_t count);
 
-/// What the optimizer takes for the weight: the master, or the working copy where there is none.
-void load_weight_tile(const KernelTable& table, const WeightTile& tile, float* weights);
-
 /// Room to work in.
 struct WeightBuffers {
   alignas(64) std::uint16_t before[kTileElements], companion[kTileElements];
   alignas(64) float addend[kTileElements], sum[kTileElements], after[kTileElements];
 };
+
+/// What the optimizer takes for the weight: the master, or the working copy where there is none or where the
+/// master does not round to it, because it was edited.
+void load_weight_tile(const KernelTable& table, const WeightTile& tile, float* weights,
+                      WeightBuffers& buffers);
+
+/// Clears Kahan compensations that do not round to their working copy, because it was edited. `weights` is
+/// what load_weight_tile gave.
+void drop_stale_compensations(const KernelTable& table, const WeightTile& tile, const float* weights,
+                              WeightBuffers& buffers);
 
 /// sum += addend, both halves of the sum in `format`: what was left of earlier addends goes along, and what
 /// the sum cannot take of this one is kept. `before` is the sum in FP32; `addend` is overwritten.

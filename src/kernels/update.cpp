@@ -62,7 +62,8 @@ UpdateCounts update_by_tiles(const UpdateLayout& layout, float grad_multiplier, 
     stages.load_grads[grad_index](at_element(run.grad, layout.grad, begin), grad_multiplier, buffers.grad,
                                   count);
     const WeightTile weights = weight_tile(layout, run.working, run.companion, begin, count);
-    load_weight_tile(table, weights, buffers.weight);
+    load_weight_tile(table, weights, buffers.weight, buffers.weights);
+    drop_stale_compensations(table, weights, buffers.weight, buffers.weights);
     const UpdateTile tile{
         .weight = buffers.weight,
         .grad = buffers.grad,

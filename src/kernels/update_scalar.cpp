@@ -79,9 +79,12 @@ void sgd(const SgdStep& step, const UpdateTile& tile, std::size_t count) {
   }
 }
 
+/// Below a zero there is nothing: a negative remainder beside one is what is left of a weight that was set to
+/// 0 since. Subtracted, it would borrow from the sign and give a NaN.
 void join(const std::uint16_t* working, const std::uint16_t* remainder, float* master, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) {
-    const auto below = static_cast<std::uint32_t>(static_cast<std::int16_t>(remainder[i]));
+    const bool stale = (working[i] & 0x7fff) == 0 && (remainder[i] & 0x8000) != 0;
+    const auto below = stale ? 0 : static_cast<std::uint32_t>(static_cast<std::int16_t>(remainder[i]));
     master[i] = std::bit_cast<float>((std::uint32_t{working[i]} << 16) + below);
   }
 }

@@ -58,9 +58,16 @@ struct Vectors {
     return Isa::load_fp16(codes);
   }
 
-  /// Sign-extends the lower half of each lane.
+  /// Sign-extends the remainder. See `join` in update_scalar.cpp for zeros.
   static Words joined(Words working, Words remainder) {
-    return (working << 16) + ((remainder ^ 0x8000u) - 0x8000u);
+    const Words below = (remainder ^ 0x8000u) - 0x8000u;
+    const Words stale = where(((working << 17) | (~below & kFp32Sign)) == 0u);
+    return (working << 16) + (below & ~stale);
+  }
+
+  /// The FP32 master, or the BF16 working copy where the master does not round to it.
+  static Words unless_edited(Words master, Words working) {
+    return choose(where(bf16_of(floats_of(master)) == working), master, working << 16);
   }
 
   /// Nearest even. A NaN is first freed of its payload, so that nothing is carried.

@@ -8,6 +8,7 @@
 #include "optim/rules.h"
 #include "tensor/dense.h"
 #include "tensor/dense_grad.h"
+#include "tensor/param_checks.h"
 
 namespace halfstep {
 
@@ -34,12 +35,26 @@ struct FusedOptimizer<Options>::Impl : optim::OptimizerState<Options> {
     }
     this->slots = optim::make_slots(Rule::kName, params);
     for (optim::Slot& slot : this->slots) {
-      const Options& options = this->groups[slot.group];
-      slot.storage = options.moments;
-      const int moments = Rule::moment_count(options);
-      if (moments >= 1) slot.first = optim::make_moment(slot.param, options.moments);
-      if (moments >= 2) slot.second = optim::make_moment(slot.param, options.moments);
+      slot.storage = this->groups[slot.group].moments;
+      if (slot.param.working.requires_grad()) give_moments(slot);
     }
+  }
+
+  /// A frozen parameter has none until it is updated.
+  void give_moments(optim::Slot& slot) const {
+    const int moments = Rule::moment_count(this->groups[slot.group]);
+    if (moments >= 1 && !slot.first.values.defined())
+      slot.first = optim::make_moment(slot.param, slot.storage);
+    if (moments >= 2 && !slot.second.values.defined())
+      slot.second = optim::make_moment(slot.param, slot.storage);
+  }
+
+  /// The default multiplier takes gradients as they are, and those of a scaled loss are not.
+  void check_not_scaled() const {
+    for (const optim::Slot& slot : this->slots)
+      HALFSTEP_CHECK(!slot.param.loss_scaled || !slot.param.working.grad().defined(), Rule::kName,
+                     ": step without a GradSummary, but the gradient of '", slot.param.name,
+                     "' carries a loss scale. Use step(mp.inspect_grads().unclipped()), or clipped_to(...).");
   }
 
   /// Looks at everything that could be wrong before anything is written.
@@ -50,6 +65,8 @@ struct FusedOptimizer<Options>::Impl : optim::OptimizerState<Options> {
       if (!grad.defined()) continue;
       optim::check_slot(Rule::kName, slot);
       check_grad(slot.param, grad);
+      give_moments(slot);
+      give_master(slot.param);
       const Options& options = this->groups[slot.group];
       const double learning_rate = options.lr * options.schedule.factor(this->steps);
       const StochasticKey random{
@@ -101,11 +118,13 @@ StepReport FusedOptimizer<Options>::step(const GradMultiplier& multiplier) {
   StepReport report{.loss_scale = multiplier.loss_scale,
                     .parameter = multiplier.first_bad,
                     .grad_norm = multiplier.norm,
-                    .micro_batch = multiplier.micro_batch};
+                    .micro_batch = multiplier.micro_batch,
+                    .without_grad = multiplier.without_grad};
   if (!multiplier.finite) {
     report.outcome = StepOutcome::SkippedNonFinite;
     return report;
   }
+  if (!multiplier.inspected) impl_->check_not_scaled();
   // As the kernels use it. Below the normal numbers it would have fewer bits, or none.
   const auto multiplier_fp32 = static_cast<float>(multiplier.value);
   HALFSTEP_CHECK(multiplier.value == 0 || (std::isnormal(multiplier_fp32) && multiplier_fp32 > 0),
@@ -120,8 +139,10 @@ StepReport FusedOptimizer<Options>::step(const GradMultiplier& multiplier) {
   Impl::run(jobs);
   for (auto& job : jobs) {
     ++job.slot->steps;
-    // As an in-place operation of LibTorch would: autograd then sees that a graph has outlived its weights.
+    // As an in-place operation of LibTorch would: autograd then sees that a graph has outlived its weights,
+    // and MixedPrecision that the master was updated with its working copy.
     job.slot->param.working.unsafeGetTensorImpl()->bump_version();
+    if (job.slot->param.master.defined()) job.slot->param.master.unsafeGetTensorImpl()->bump_version();
     report.stalls.push_back({.parameter = job.slot->param.name,
                              .updates = static_cast<int64_t>(job.counts.nonzero),
                              .held = static_cast<int64_t>(job.counts.working_unmoved),

@@ -52,7 +52,7 @@ void check_param(const char* whose, const Param& param) {
                  param.master.defined() ? c10::toString(param.master.scalar_type()) : "nothing",
                  ", expected ", expected_master(param.storage),
                  ". Build the optimizer from MixedPrecision::params(), which keeps the FP32 originals.");
-  HALFSTEP_CHECK(!param.master.defined() ||
+  HALFSTEP_CHECK(!param.master.defined() || param.master.numel() == 0 ||
                      (same_layout(working, param.master) && param.master.is_non_overlapping_and_dense()),
                  whose, ": working copy and master of '", param.name,
                  "' are laid out differently: ", working.sizes(), " with strides ", working.strides(),

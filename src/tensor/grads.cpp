@@ -72,6 +72,9 @@ GradSummary inspect_grads(const std::vector<Param>& params, double loss_scale, G
                                 .norm = std::sqrt(one.sum_of_squares) / loss_scale,
                                 .finite = finite});
   }
+  for (const Param& param : params)
+    if (param.working.requires_grad() && !param.working.grad().defined())
+      summary.without_grad.push_back(param.name);
   summary.norm = std::sqrt(total) / loss_scale;
   if (!bad && summary.norm > kLargestNorm) bad = largest;
   summary.finite = !bad;
@@ -85,7 +88,9 @@ GradMultiplier GradSummary::unclipped() const {
           .norm = norm,
           .loss_scale = loss_scale,
           .first_bad = first_bad,
-          .micro_batch = micro_batch};
+          .micro_batch = micro_batch,
+          .inspected = true,
+          .without_grad = without_grad};
 }
 
 GradMultiplier GradSummary::clipped_to(double max_norm) const {

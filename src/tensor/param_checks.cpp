@@ -40,9 +40,11 @@ void check_can_be_param(const std::string& name, const at::Tensor& parameter, We
   HALFSTEP_CHECK(parameter.device().is_cpu(), "parameter '", name, "' is on ", parameter.device(),
                  "; masters and fused optimizers run on the CPU in this version. Use AutocastScope and "
                  "GradScaler with a torch::optim optimizer there.");
-  HALFSTEP_CHECK(parameter.scalar_type() == at::kFloat, "parameter '", name, "' is ", parameter.scalar_type(),
-                 ", expected Float: the full values are kept before the model is rounded. Remove the model's "
-                 "own to(...) and give it to Halfstep in FP32.");
+  HALFSTEP_CHECK(
+      parameter.scalar_type() == at::kFloat, "parameter '", name, "' is ", parameter.scalar_type(),
+      ", expected Float: the full values are kept before the model is rounded. If a MixedPrecision holds "
+      "this model, use that one: it has rounded the parameters, and a second one cannot. Else "
+      "remove the model's own to(...) and give it to Halfstep in FP32.");
   HALFSTEP_CHECK(parameter.layout() == at::kStrided && parameter.is_non_overlapping_and_dense(),
                  "parameter '", name, "' is not dense (sizes ", parameter.sizes(), ", strides ",
                  parameter.strides(), "): make it so with contiguous() before training.");

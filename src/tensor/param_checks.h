@@ -13,8 +13,20 @@ namespace halfstep {
 void check_can_be_param(const std::string& name, const at::Tensor& parameter, WeightStorage storage,
                         c10::ScalarType low);
 
-/// make_param for a parameter that has passed check_can_be_param: its values are not read again.
-Param make_checked_param(std::string name, at::Tensor parameter, WeightStorage storage, c10::ScalarType low);
+/// make_param for a parameter that has passed check_can_be_param: its values are not read again. Without
+/// `with_master`, for a frozen parameter, the master has no elements until give_master makes them.
+Param make_checked_param(std::string name, at::Tensor parameter, WeightStorage storage, c10::ScalarType low,
+                         bool with_master = true);
+
+/// Whether all that the storage keeps beside the working copy is there.
+bool has_master(const Param& param);
+
+/// Makes the master of a parameter that was frozen so far, from its working copy; every copy of `param` sees
+/// it.
+void give_master(const Param& param);
+
+/// The other way: the working copy is all that is left of the weight.
+void drop_master(const Param& param);
 
 /// The type of what a storage keeps beside a working copy of type `low`; nothing where nothing is kept.
 std::optional<c10::ScalarType> master_type(WeightStorage storage, c10::ScalarType low);

@@ -1,4 +1,5 @@
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <halfstep/error.h>
 #include <halfstep/memory.h>
@@ -13,12 +14,14 @@
 namespace halfstep {
 namespace {
 
+/// Without its master a weight is its working copy, rounded to nearest.
 UpdateLayout layout_of(const Param& param) {
-  return {.working = *training_format(param.working.scalar_type()), .weights = param.storage};
+  return {.working = *training_format(param.working.scalar_type()),
+          .weights = has_master(param) ? param.storage : WeightStorage::Nearest};
 }
 
 void* master_data(const Param& param) {
-  return param.master.defined() ? param.master.mutable_data_ptr() : nullptr;
+  return param.master.defined() && has_master(param) ? param.master.mutable_data_ptr() : nullptr;
 }
 
 std::size_t master_element_bytes(const Param& param) {
@@ -57,7 +60,28 @@ Param make_param(std::string name, at::Tensor parameter, WeightStorage storage, 
   return make_checked_param(std::move(name), std::move(parameter), storage, low);
 }
 
-Param make_checked_param(std::string name, at::Tensor parameter, WeightStorage storage, c10::ScalarType low) {
+bool has_master(const Param& param) {
+  return !param.master.defined() || param.master.numel() == param.working.numel();
+}
+
+void give_master(const Param& param) {
+  if (has_master(param)) return;
+  const at::NoGradGuard no_grad;
+  const MemoryClassScope memory(MemoryClass::Master);
+  param.master.set_data(at::empty_like(
+      param.working, param.working.options().dtype(param.master.scalar_type()).requires_grad(false)));
+  if (param.storage == WeightStorage::Fp32Master)
+    param.master.copy_(param.working);
+  else
+    param.master.zero_();
+}
+
+void drop_master(const Param& param) {
+  if (param.master.defined()) param.master.set_data(at::empty({0}, param.master.options()));
+}
+
+Param make_checked_param(std::string name, at::Tensor parameter, WeightStorage storage, c10::ScalarType low,
+                         bool with_master) {
   const at::NoGradGuard no_grad;
   Param param{.name = std::move(name), .working = std::move(parameter), .storage = storage};
   param.working.mutable_grad().reset();
@@ -69,7 +93,8 @@ Param make_checked_param(std::string name, at::Tensor parameter, WeightStorage s
   const at::Tensor full = param.working.detach();  // shares the FP32 values, which set_data does not touch
   if (const auto type = master_type(storage, low)) {
     const MemoryClassScope memory(MemoryClass::Master);
-    param.master = at::empty_like(full, full.options().dtype(*type));
+    const auto options = full.options().dtype(*type);
+    param.master = with_master ? at::empty_like(full, options) : at::empty({0}, options);
   }
   {
     const MemoryClassScope memory(MemoryClass::Working);

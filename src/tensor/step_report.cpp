@@ -20,7 +20,10 @@ UpdateStall StepReport::stall() const {
 std::string StepReport::sentence() const {
   switch (outcome) {
     case StepOutcome::Stepped:
-      return "stepped";
+      if (without_grad.empty()) return "stepped";
+      return detail::concat("stepped; ", without_grad.size(),
+                            without_grad.size() == 1 ? " parameter" : " parameters",
+                            " without a gradient, first ", without_grad.front());
     case StepOutcome::SkippedNonFinite:
       return detail::concat("skipped: the gradient of ", parameter, " is not finite at loss scale ",
                             loss_scale,

@@ -11,12 +11,6 @@
 
 namespace halfstep::train {
 
-void GradAccumulator::check_open() const {
-  HALFSTEP_CHECK(!closed_,
-                 "MixedPrecision: backward after inspect_grads. The sum of this step's micro-batches is "
-                 "closed: step the optimizer and call advance first.");
-}
-
 void GradAccumulator::add_micro_batch(const std::vector<Param>& params, double loss_scale) {
   const at::NoGradGuard no_grad;
   const GradSummary micro_batch = halfstep::inspect_grads(params, loss_scale);

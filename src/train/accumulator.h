@@ -12,9 +12,6 @@ class GradAccumulator {
  public:
   explicit GradAccumulator(Accumulation kind) : kind_(kind) {}
 
-  /// An Error if the step's sum is closed and the next one has not begun.
-  void check_open() const;
-
   /// Checks the gradients that backward left, adds them to the sums and drops them. Those of a micro-batch
   /// that is not finite are dropped without being added.
   void add_micro_batch(const std::vector<Param>& params, double loss_scale);

@@ -19,7 +19,6 @@ namespace {
 using Path = std::filesystem::path;
 
 constexpr const char* kDataPrefix = "data.";
-constexpr const char* kBufferPrefix = "buffers.";
 
 /// Compressed or not.
 at::Tensor read_part(const Path& folder, const std::string& name) {
@@ -89,19 +88,15 @@ class ImageTask final : public Task {
   StateDict state_dict() const override {
     StateDict state;
     for (const auto& [name, value] : batches_.state_dict()) state.set(kDataPrefix + name, value);
-    for (const auto& item : model_->named_buffers())
-      state.set(kBufferPrefix + item.key(), item.value().clone());
     return state;
   }
 
   void load_state_dict(const StateDict& saved) override {
-    expect_like("Images and running means", saved, state_dict());
+    expect_like("Images", saved, state_dict());
     StateDict data;
     for (const auto& [name, value] : saved)
       if (name.starts_with(kDataPrefix)) data.set(name.substr(std::string_view(kDataPrefix).size()), value);
     batches_.load_state_dict(data);
-    const at::NoGradGuard no_grad;
-    for (auto& item : model_->named_buffers()) item.value().copy_(saved.tensor(kBufferPrefix + item.key()));
   }
 
   void write_model(const Path& folder) const override {

@@ -1,44 +1,103 @@
 #include <ATen/core/grad_mode.h>
+#include <c10/core/GradMode.h>
 #include <halfstep/error.h>
 #include <halfstep/mixed_precision.h>
 #include <torch/nn/module.h>
+#include <torch/nn/modules/embedding.h>
 
+#include <algorithm>
 #include <unordered_set>
 
+#include "precision/name_pattern.h"
 #include "scaling/scaler_state.h"
 #include "scaling/skip_limit.h"
 #include "tensor/faults.h"
 #include "tensor/param_checks.h"
 #include "tensor/vector_math.h"
 #include "train/accumulator.h"
+#include "train/buffer_guard.h"
 #include "train/float32_products.h"
+#include "train/weight_watch.h"
 
 namespace halfstep {
 namespace {
 
-std::vector<Param> take_in(const Precision& precision, torch::nn::Module& model) {
-  const auto named = model.named_parameters();
-  HALFSTEP_CHECK(!named.is_empty(), "MixedPrecision: the model has no parameters.");
-  std::vector<NamedTensor> tensors;
-  std::unordered_set<const c10::TensorImpl*> seen;
-  for (const auto& item : named)
-    if (seen.insert(item.value().unsafeGetTensorImpl()).second)
-      tensors.push_back({&item.key(), &item.value()});
+/// What a MixedPrecision holds of its models. A tensor under two names is one, under the first.
+struct Contents {
+  std::vector<std::pair<std::string, at::Tensor>> parameters;
+  train::NamedBuffers buffers;
+};
 
+template <typename Embedding>
+bool has_sparse_gradients(torch::nn::Module& module) {
+  const auto* embedding = module.as<Embedding>();
+  return embedding && embedding->options.sparse() && embedding->weight.requires_grad();
+}
+
+/// Better said now than after the first backward.
+void check_dense_gradients(const std::string& path, torch::nn::Module& module) {
+  HALFSTEP_CHECK(
+      !has_sparse_gradients<torch::nn::EmbeddingImpl>(module) &&
+          !has_sparse_gradients<torch::nn::EmbeddingBagImpl>(module),
+      "MixedPrecision: '", path, path.empty() ? "" : ".",
+      "weight' is that of an embedding with sparse(true), whose gradients are sparse; Halfstep's "
+      "optimizers take dense ones. Build it with sparse(false), freeze it, or use GradScaler with a "
+      "torch::optim optimizer.");
+}
+
+Contents contents_of(const std::vector<NamedModel>& models) {
+  Contents contents;
+  std::unordered_set<const c10::TensorImpl*> seen;
+  for (const auto& [name, model] : models) {
+    const std::string prefix = name.empty() ? "" : name + ".";
+    const auto take = [&](const auto& items, auto& into) {
+      for (const auto& item : items)
+        if (item.value().defined() && seen.insert(item.value().unsafeGetTensorImpl()).second)
+          into.emplace_back(prefix + item.key(), item.value());
+    };
+    take(model.get().named_parameters(), contents.parameters);
+    take(model.get().named_buffers(), contents.buffers);
+    check_dense_gradients(name, model.get());
+    for (const auto& item : model.get().named_modules(name, /*include_self=*/false))
+      check_dense_gradients(item.key(), *item.value());
+  }
+  HALFSTEP_CHECK(!contents.parameters.empty(), "MixedPrecision: the model has no parameters.");
+  return contents;
+}
+
+void check_every_rule_matches(const Precision& precision, const Contents& contents) {
+  for (const WeightRule& rule : precision.weight_rules) {
+    const bool used = std::any_of(contents.parameters.begin(), contents.parameters.end(),
+                                  [&](const auto& item) { return matches(rule.pattern, item.first); });
+    HALFSTEP_CHECK(used, "MixedPrecision: no parameter's name fits the weight rule '", rule.pattern,
+                   "'; the first parameter is '", contents.parameters.front().first,
+                   "'. A pattern is the whole name, with * for any characters.");
+  }
+}
+
+std::vector<Param> take_in(const Precision& precision, const Contents& contents) {
+  check_every_rule_matches(precision, contents);
   // All before the first is rounded: a model that is refused is left as it was. Memory too: once rounded, two
   // parameters that shared theirs would each have its own, and be tied no more.
-  for (const auto& [name, tensor] : tensors)
-    check_can_be_param(*name, *tensor, precision.weights, precision.compute);
+  std::vector<NamedTensor> tensors;
+  for (const auto& [name, tensor] : contents.parameters) {
+    check_can_be_param(name, tensor, precision.storage_of(name), precision.compute);
+    tensors.push_back({&name, &tensor});
+  }
   check_memory_apart("MixedPrecision", tensors);
 
   std::vector<Param> params;
-  for (const auto& [name, tensor] : tensors)
-    params.push_back(make_checked_param(*name, *tensor, precision.weights, precision.compute));
+  for (const auto& [name, tensor] : contents.parameters) {
+    params.push_back(make_checked_param(name, tensor, precision.storage_of(name), precision.compute,
+                                        /*with_master=*/tensor.requires_grad()));
+    params.back().loss_scaled = precision.loss_scaling.has_value();
+  }
   return params;
 }
 
 const std::string kLossScalePrefix = "loss_scale.";
 const std::string kAccumulationPrefix = "accumulation.";
+const std::string kBufferPrefix = "buffer.";
 
 /// The values under a prefix, by the rest of their names.
 StateDict under(const StateDict& saved, const std::string& prefix) {
@@ -57,8 +116,12 @@ struct MixedPrecision::Impl {
   std::vector<Param> params;
   scaling::ScalerState scaler;
   std::optional<train::GradAccumulator> accumulator;
+  std::optional<train::WeightWatch> weights;
+  std::optional<train::BufferGuard> buffers;
+  bool backward_ran = false;  // since the last advance
+  bool inspected = false;
 
-  Impl(Precision given, torch::nn::Module& model, MixedPrecisionOptions given_options)
+  Impl(Precision given, const std::vector<NamedModel>& models, MixedPrecisionOptions given_options)
       : precision(std::move(given)), options(given_options) {
     precision.check();
     if (options.cpu_allocator) install_cpu_allocator();
@@ -72,7 +135,10 @@ struct MixedPrecision::Impl {
     // Without loss scaling a scale that cannot move: skipped steps are counted and limited all the same.
     scaler.options = precision.loss_scaling.value_or(LossScaling{.initial = 1, .floor = 1, .cap = 1});
     scaler.state = initial_state(scaler.options);
-    params = take_in(precision, model);
+    Contents contents = contents_of(models);
+    params = take_in(precision, contents);
+    weights.emplace(params);
+    buffers.emplace(std::move(contents.buffers));
     if (options.accumulation != Accumulation::None) accumulator.emplace(options.accumulation);
   }
 
@@ -86,47 +152,89 @@ struct MixedPrecision::Impl {
           param.working.grad().scalar_type(),
           ", which autograd would add to. Call optimizer.zero_grad() after each step; set "
           "requires_grad_(false) on a parameter that no optimizer updates; ask for "
-          "Accumulation::Fp32 if several micro-batches are meant.");
+          "Accumulation::Fp32 if several micro-batches or losses are meant.");
+  }
+
+  /// A gradient that backward() did not make carries no loss scale, and is in no sum of micro-batches.
+  void check_backward_ran() const {
+    if (backward_ran || inspected || (!precision.loss_scaling && !accumulator)) return;
+    for (const Param& param : params)
+      HALFSTEP_CHECK(
+          !param.working.grad().defined(), "MixedPrecision: inspect_grads, but '", param.name,
+          "' has a gradient that MixedPrecision::backward did not make, ",
+          accumulator ? "which is in no sum of micro-batches" : "so that it does not carry the loss scale",
+          ". Call mp.backward(loss) where the loop calls loss.backward().");
+  }
+
+  void check_advanced(const char* call) const {
+    HALFSTEP_CHECK(
+        !inspected, "MixedPrecision: ", call,
+        " after inspect_grads, but advance was not called for that step. Without it the loss scale "
+        "never moves and skipped steps are not counted: call mp.advance(grads) after optimizer.step.");
   }
 };
 
 MixedPrecision::ForwardScope::ForwardScope(const MixedPrecision& mp) : memory_(MemoryClass::Activation) {
+  mp.impl_->weights->take_replaced(mp.impl_->params);
+  if (at::GradMode::is_enabled()) mp.impl_->buffers->begin_step();
   const Precision& precision = mp.impl_->precision;
   if (precision.compute != at::kFloat)
     autocast_.emplace(precision.compute, precision.ops, mp.impl_->options.autocast);
 }
 
 MixedPrecision::MixedPrecision(Precision precision, torch::nn::Module& model, MixedPrecisionOptions options)
-    : impl_(std::make_unique<Impl>(std::move(precision), model, options)) {}
+    : MixedPrecision(std::move(precision), {{.name = "", .model = model}}, options) {}
+MixedPrecision::MixedPrecision(Precision precision, const std::vector<NamedModel>& models,
+                               MixedPrecisionOptions options)
+    : impl_(std::make_unique<Impl>(std::move(precision), models, options)) {}
 MixedPrecision::~MixedPrecision() = default;
 MixedPrecision::MixedPrecision(MixedPrecision&&) noexcept = default;
 MixedPrecision& MixedPrecision::operator=(MixedPrecision&&) noexcept = default;
 
 const std::vector<Param>& MixedPrecision::params() const { return impl_->params; }
+std::vector<Param> MixedPrecision::params(std::string_view prefix) const {
+  std::vector<Param> found;
+  for (const Param& param : impl_->params)
+    if (param.name.starts_with(std::string(prefix) + ".")) found.push_back(param);
+  HALFSTEP_CHECK(!found.empty(), "MixedPrecision: no parameter's name begins with '", prefix,
+                 ".'; the first parameter is '", impl_->params.front().name, "'.");
+  return found;
+}
 const Precision& MixedPrecision::precision() const { return impl_->precision; }
 double MixedPrecision::loss_scale() const { return impl_->scaler.state.loss_scale; }
 const LossScaleState& MixedPrecision::loss_scale_state() const { return impl_->scaler.state; }
 
-void MixedPrecision::backward(const at::Tensor& loss) {
+void MixedPrecision::backward(const at::Tensor& loss, BackwardOptions options) {
   HALFSTEP_CHECK(loss.defined() && loss.numel() == 1,
                  "MixedPrecision: backward needs a loss of one element, not ",
                  loss.defined() ? detail::concat("a tensor of shape ", loss.sizes()) : "an undefined tensor",
                  ". Take its mean or sum first.");
-  if (impl_->accumulator) impl_->accumulator->check_open();
+  impl_->check_advanced("backward");
   impl_->check_no_grad_left();
   const MemoryClassScope memory(MemoryClass::Gradient);
   // In FP32: 2^16 times a loss of 2 is Inf in FP16.
-  impl_->precision.loss_scaling ? (loss.to(at::kFloat) * loss_scale()).backward() : loss.backward();
+  const at::Tensor root = impl_->precision.loss_scaling ? loss.to(at::kFloat) * loss_scale() : loss;
+  impl_->backward_ran = true;
+  root.backward({}, options.retain_graph);
   if (impl_->accumulator) impl_->accumulator->add_micro_batch(impl_->params, loss_scale());
 }
 
 GradSummary MixedPrecision::inspect_grads(GradDetail detail) {
-  if (impl_->accumulator) return impl_->accumulator->close(impl_->params, loss_scale(), detail);
-  return halfstep::inspect_grads(impl_->params, loss_scale(), detail);
+  if (impl_->inspected && impl_->weights->master_updated(impl_->params))
+    impl_->check_advanced("inspect_grads of the next step");
+  impl_->check_backward_ran();
+  GradSummary summary = impl_->accumulator ? impl_->accumulator->close(impl_->params, loss_scale(), detail)
+                                           : halfstep::inspect_grads(impl_->params, loss_scale(), detail);
+  impl_->weights->note_weights(impl_->params);
+  impl_->inspected = summary.any;
+  return summary;
 }
 
 void MixedPrecision::advance(const GradSummary& grads) {
+  if (impl_->inspected && grads.any && grads.finite) impl_->weights->check_masters_updated(impl_->params);
   if (impl_->accumulator) impl_->accumulator->begin_step();
+  impl_->inspected = impl_->backward_ran = false;
+  impl_->buffers->end_step(/*skipped=*/grads.any && !grads.finite);
   if (!grads.any) return;  // neither a clean step nor a skipped one
   auto& [options, state] = impl_->scaler;
   HALFSTEP_CHECK(grads.loss_scale == state.loss_scale,
@@ -138,22 +246,26 @@ void MixedPrecision::advance(const GradSummary& grads) {
   scaling::check_skip_limit("MixedPrecision", options, state, grads.first_bad);
 }
 
-// Weights by name, as they lie in memory: visit(name, tensor).
+// Weights and buffers by name, as they lie in memory: visit(name, tensor). A frozen parameter's master is
+// saved without elements.
 template <typename Visit>
-static void for_each_weight(const std::vector<Param>& params, Visit visit) {
+static void for_each_tensor(const std::vector<Param>& params, const train::NamedBuffers& buffers,
+                            Visit visit) {
   for (const Param& param : params) {
     visit("working." + param.name, param.working);
     if (param.master.defined()) visit("master." + param.name, param.master);
   }
+  for (const auto& [name, buffer] : buffers) visit(kBufferPrefix + name, buffer);
 }
 
 StateDict MixedPrecision::state_dict() const {
+  impl_->weights->take_replaced(impl_->params);
   StateDict saved;
   saved.set("precision", impl_->precision.name());
   saved.set("weights", std::string(to_string(impl_->precision.weights)));
-  for_each_weight(impl_->params, [&](const std::string& name, const at::Tensor& tensor) {
-    saved.set(name, tensor.detach().clone());
-  });
+  for_each_tensor(
+      impl_->params, impl_->buffers->buffers(),
+      [&](const std::string& name, const at::Tensor& tensor) { saved.set(name, tensor.detach().clone()); });
   for (const auto& [name, value] : scaling::saved_form(impl_->scaler))
     saved.set(kLossScalePrefix + name, value);
   if (impl_->accumulator)
@@ -178,14 +290,30 @@ void MixedPrecision::load_state_dict(const StateDict& saved) {
   for (const char* name : {"precision", "weights"})
     faults.expect(saved.text(name) == present.text(name), "'", name, "' is ", saved.text(name), ", expected ",
                   present.text(name));
-  for_each_weight(impl_->params, [&](const std::string& name, const at::Tensor& tensor) {
-    faults.expect_like(name, saved.tensor(name), tensor);
-  });
+  for (const Param& param : impl_->params) {
+    faults.expect_like("working." + param.name, saved.tensor("working." + param.name), param.working);
+    if (!param.master.defined()) continue;
+    // One without elements is that of a parameter that had been frozen until then.
+    const at::Tensor& master = saved.tensor("master." + param.name);
+    faults.expect(master.defined() && master.scalar_type() == param.master.scalar_type() &&
+                      (master.numel() == 0 || master.sizes() == param.working.sizes()),
+                  "'master.", param.name, "' is ",
+                  master.defined() ? detail::concat(master.scalar_type(), " of shape ", master.sizes())
+                                   : "an undefined tensor",
+                  ", expected ", param.master.scalar_type(), " of shape ", param.working.sizes());
+  }
+  for (const auto& [name, buffer] : impl_->buffers->buffers())
+    faults.expect_like(kBufferPrefix + name, saved.tensor(kBufferPrefix + name), buffer);
   faults.throw_if_any("MixedPrecision");
   const scaling::ScalerState scaler = scaling::loaded_from(under(saved, kLossScalePrefix));
   if (impl_->accumulator) impl_->accumulator->load(under(saved, kAccumulationPrefix), impl_->params);
   impl_->scaler = scaler;
-  for_each_weight(impl_->params,
+  for (const Param& param : impl_->params) {
+    if (!param.master.defined()) continue;
+    const bool frozen_then = saved.tensor("master." + param.name).numel() == 0;
+    frozen_then ? drop_master(param) : give_master(param);
+  }
+  for_each_tensor(impl_->params, impl_->buffers->buffers(),
                   [&](const std::string& name, at::Tensor tensor) { tensor.copy_(saved.tensor(name)); });
 }
 

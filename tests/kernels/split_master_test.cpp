@@ -1,4 +1,4 @@
-// A BF16 working copy and the 16 bits below it are the FP32 master, for all 2^32 of them.
+// A BF16 working copy and the 16 bits below it are the FP32 master, for all 2^32 of them but 2^16 NaNs.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -31,7 +31,12 @@ void sweep(const KernelTable& table, std::uint32_t first_upper, std::uint32_t la
       masters[lower] = std::bit_cast<float>(upper << 16 | lower);
     store_weights(kSplit, masters.data(), working.data(), remainder.data(), kChunk, table);
     load_weights(kSplit, working.data(), remainder.data(), back.data(), kChunk, table);
-    if (std::memcmp(masters.data(), back.data(), kChunk * sizeof(float)) != 0) ++found.wrong;
+    // The half block of NaNs that round up into a zero reads as that zero.
+    const bool is_last = (upper & 0x7fff) == 0x7fff;
+    const std::size_t kept = is_last ? kChunk / 2 : kChunk;
+    if (std::memcmp(masters.data(), back.data(), kept * sizeof(float)) != 0) ++found.wrong;
+    for (std::size_t lower = kept; lower < kChunk; ++lower)
+      found.wrong += std::bit_cast<std::uint32_t>(back[lower]) != (upper ^ 0x8000) >> 15 << 31;
     if ((upper & 0x7f80) != 0x7f80) continue;
     for (std::uint32_t lower = 0; lower < kChunk; ++lower) {
       if (!is_finite(std::uint32_t{working[lower]} << 16)) continue;
@@ -49,8 +54,9 @@ TEST(SplitMaster, ReconstructsEveryFp32Pattern) {
   second.join();
   EXPECT_EQ(found[0].wrong + found[1].wrong, 0u);
   // NaNs with the 0x8000 uppermost payloads, 0x7fff8000 to 0x7fffffff and their negatives, round up into a
-  // zero of the other sign: a working copy that looks finite. Arithmetic makes no such NaN (x86 has
-  // 0x7fc00000 and what it was given); the master is still there and the next step spreads it.
+  // zero of the other sign: a working copy that looks finite, and reads as that zero, since a zero beside a
+  // negative remainder is what an edit to 0 leaves. Arithmetic makes no such NaN (x86 has 0x7fc00000 and what
+  // it was given).
   EXPECT_EQ(found[0].hidden, 0x8000u);
   EXPECT_EQ(found[1].hidden, 0x8000u);
   EXPECT_EQ(found[0].hidden_elsewhere + found[1].hidden_elsewhere, 0u);

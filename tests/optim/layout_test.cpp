@@ -82,7 +82,7 @@ TEST(Layout, SharedMemoryIsRefusedByBothNames) {
 TEST(Layout, ParameterThatChangedSinceTheOptimizerWasBuiltIsRefusedAndNothingIsWritten) {
   const auto refused = [](const char* what, WeightStorage storage, auto&& change) {
     const Param first = make_param("first", torch::ones({4}), WeightStorage::SplitMaster, at::kBFloat16);
-    const Param changed = make_param("changed", torch::ones({2, 3}), storage, at::kBFloat16);
+    const Param changed = make_param("changed", torch::ones({2, 3}).requires_grad_(), storage, at::kBFloat16);
     AdamW optimizer({first, changed});
     change(changed.working);
     first.working.mutable_grad() = torch::ones({4});

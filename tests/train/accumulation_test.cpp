@@ -126,7 +126,7 @@ TEST(Accumulation, BackwardIsRefusedUntilTheStepIsOver) {
     const auto backward = [&] { mp.backward(model.loss(torch::ones({5}))); };
     backward();
     const auto grads = mp.inspect_grads();
-    EXPECT_NE(error_of(backward).find("call advance first"), std::string::npos);
+    EXPECT_NE(error_of(backward).find("advance was not called"), std::string::npos);
     EXPECT_TRUE(bit_equal(model.w.grad(), torch::ones({5})));  // the closed sum is as it was
     ASSERT_TRUE(optimizer.step(grads.unclipped()).stepped());
     mp.advance(grads);

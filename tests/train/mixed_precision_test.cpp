@@ -258,7 +258,7 @@ TEST(MixedPrecision, WhatDoesNotGoTogetherIsRefused) {
     EXPECT_NE(message.find(what), std::string::npos) << message;
   };
   refused("split master", Precision::fp16(WeightStorage::SplitMaster));
-  refused("compute is Float, so weights", {.weights = WeightStorage::Kahan});
+  refused("compute is Float, but weights", {.weights = WeightStorage::Kahan});
   refused("compute is Double", {.compute = at::kDouble});
   refused("float32_products is for FP32", {.compute = at::kHalf, .float32_products = Float32Products::Tf32});
   MixedPrecision mp(Precision::bf16(), *model, kHere);

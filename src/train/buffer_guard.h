@@ -1,0 +1,43 @@
+// Puts a model's buffers back when a step is skipped.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace halfstep::train {
+
+using NamedBuffers = std::vector<std::pair<std::string, at::Tensor>>;
+
+/// Forward changes buffers, such as a batch norm's running statistics, before anybody knows that the step
+/// will be skipped: an overflow would stay in them for ever.
+///
+/// A copy of each buffer is kept. One of more than 65,536 elements that has not changed in the first step,
+/// such as a mask, has none from then on, and is not put back if it changes later.
+class BufferGuard {
+ public:
+  explicit BufferGuard(NamedBuffers buffers);
+
+  /// Before the first forward of a step; later calls in the same step do nothing.
+  void begin_step();
+
+  /// Puts back what changed since begin_step if the step was skipped.
+  void end_step(bool skipped);
+
+  const NamedBuffers& buffers() const { return buffers_; }
+
+ private:
+  struct Copy {
+    at::Tensor values{};
+    bool wanted = true;
+  };
+
+  NamedBuffers buffers_;
+  std::vector<Copy> copies_;
+  bool first_step_ = true, step_begun_ = false;
+};
+
+}  // namespace halfstep::train

@@ -1,0 +1,173 @@
+// Working copies that somebody writes to between two steps: the companion counts only where it rounds to
+// them.
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <random>
+
+#include "kernels/update.h"
+
+namespace halfstep {
+namespace {
+
+constexpr std::size_t kCount = 1000;  // whole vectors, and a rest that the twin does
+
+struct Storage {
+  WeightStorage weights;
+  Format working;
+};
+constexpr Storage kStorages[] = {
+    {WeightStorage::Fp32Master, Format::BF16},  {WeightStorage::Fp32Master, Format::FP16},
+    {WeightStorage::SplitMaster, Format::BF16}, {WeightStorage::Kahan, Format::BF16},
+    {WeightStorage::Kahan, Format::FP16},
+};
+
+struct Weights {
+  std::vector<std::uint16_t> working = std::vector<std::uint16_t>(kCount);
+  std::vector<std::uint32_t> companion = std::vector<std::uint32_t>(kCount);  // room for FP32
+
+  std::vector<float> loaded(const UpdateLayout& layout, const KernelTable& table) const {
+    std::vector<float> values(kCount);
+    load_weights(layout, working.data(), companion.data(), values.data(), kCount, table);
+    return values;
+  }
+};
+
+Weights trained(const UpdateLayout& layout, const KernelTable& table) {
+  std::mt19937 random(7);
+  std::normal_distribution<float> normal(0, 0.1f);
+  std::vector<float> values(kCount);
+  for (float& value : values) value = normal(random);
+  Weights weights;
+  store_weights(layout, values.data(), weights.working.data(), weights.companion.data(), kCount, table);
+  return weights;
+}
+
+double value_of(std::uint16_t code, Format format) { return decode(code, format); }
+
+/// Half a unit in the last place, at and above the value.
+double half_ulp(double value, Format format) {
+  const int digits = format == Format::BF16 ? 8 : 11, smallest = format == Format::BF16 ? -133 : -24;
+  const int exponent = value == 0 ? smallest : std::max(std::ilogb(value) - digits + 1, smallest);
+  return std::ldexp(0.5, exponent);
+}
+
+TEST(EditedWeights, LoadAsAValueThatRoundsToWhatWasWritten) {
+  for (const KernelTable* table : available_kernels())
+    for (const auto& [storage, working] : kStorages) {
+      const UpdateLayout layout{.working = working, .weights = storage};
+      const Weights before = trained(layout, *table);
+      const auto full_before = before.loaded(layout, *table);
+      Weights edited = before;
+      std::mt19937 random(9);
+      // Zeros of both signs, small and large values, the largest below 1, powers of two, subnormals.
+      const std::uint16_t codes[] = {0x0000, 0x8000, 0x0001, 0x8001, 0x3c00, 0xbc00, 0x3f80, 0x3f7f, 0x1234};
+      for (std::size_t i = 0; i < kCount; i += 2) edited.working[i] = codes[random() % std::size(codes)];
+      const auto full = edited.loaded(layout, *table);
+      for (std::size_t i = 0; i < kCount; ++i) {
+        const double written = value_of(edited.working[i], working);
+        ASSERT_FALSE(std::isnan(full[i])) << i;
+        ASSERT_LE(std::abs(full[i] - written), half_ulp(written, working))
+            << i << " storage " << to_string(storage) << " code " << edited.working[i];
+        if (edited.working[i] == before.working[i]) {
+          ASSERT_EQ(std::bit_cast<std::uint32_t>(full[i]), std::bit_cast<std::uint32_t>(full_before[i]));
+        }
+        if ((edited.working[i] & 0x7fff) == 0 && storage != WeightStorage::SplitMaster) {
+          ASSERT_EQ(full[i], 0);
+        }
+      }
+    }
+}
+
+TEST(EditedWeights, StepStartsFromWhatLoads) {
+  // SGD with a power of two as rate and no other term: next = weight - 2^-6 * grad, one rounding in FP32.
+  const SgdStep step{.learning_rate = 0x1p-6, .random = {}};
+  const std::vector<float> grads(kCount, 1.0f);
+  for (const KernelTable* table : available_kernels())
+    for (const auto& [storage, working] : kStorages) {
+      const UpdateLayout layout{.working = working, .weights = storage};
+      Weights weights = trained(layout, *table);
+      for (std::size_t i = 0; i < kCount; i += 3) weights.working[i] = 0;
+      const auto start = weights.loaded(layout, *table);
+      (void)sgd_update(layout, step,
+                       {.working = weights.working.data(),
+                        .companion = weights.companion.data(),
+                        .grad = grads.data(),
+                        .count = kCount},
+                       *table);
+      const auto end = weights.loaded(layout, *table);
+      for (std::size_t i = 0; i < kCount; ++i) {
+        const double expected = double(start[i]) - 0x1p-6;
+        // FP32 rounds the sum once; a Kahan pair holds it to half an ulp of its compensation, whose size is
+        // at most half an ulp of the working copy.
+        const double kahan = half_ulp(half_ulp(expected, working), working) * 2;
+        const double bound = 0x1p-24 * std::abs(expected) + (storage == WeightStorage::Kahan ? kahan : 0);
+        ASSERT_LE(std::abs(end[i] - expected), bound) << i << " " << to_string(storage);
+      }
+    }
+}
+
+TEST(EditedWeights, FusedStepAgreesWithTheTwinOnEditedWeights) {
+  const AdamWStep step = adamw_step({.learning_rate = 1e-2}, 3);
+  const std::vector<float> grads(kCount, 0.01f);
+  for (const auto& [storage, working] : kStorages) {
+    const UpdateLayout layout{.working = working, .weights = storage};
+    std::vector<Weights> results;
+    for (const KernelTable* table : available_kernels()) {
+      Weights weights = trained(layout, *table);
+      for (std::size_t i = 0; i < kCount; i += 3) weights.working[i] = i % 2 ? 0 : 0x8000;
+      for (std::size_t i = 1; i < kCount; i += 3) weights.working[i] = 0x3e00;
+      std::vector<float> first(kCount, 0.02f), second(kCount, 1e-4f);
+      (void)adamw_update(layout, step,
+                         {.working = weights.working.data(),
+                          .companion = weights.companion.data(),
+                          .grad = grads.data(),
+                          .first_moment = first.data(),
+                          .second_moment = second.data(),
+                          .count = kCount},
+                         *table);
+      results.push_back(weights);
+      ASSERT_EQ(results.back().working, results.front().working) << to_string(storage);
+      ASSERT_EQ(results.back().companion, results.front().companion) << to_string(storage);
+    }
+  }
+}
+
+TEST(EditedWeights, UneditedWeightsAreNeverTakenForEdited) {
+  // A thousand AdamW steps of a size that moves the working copy now and then. An unedited master rounds to
+  // its working copy, so clearing what does not changes nothing: the step from a copy whose stale companions
+  // were cleared by hand must have the same bits.
+  for (const auto& [storage, working] : kStorages) {
+    const UpdateLayout layout{.working = working, .weights = storage};
+    const KernelTable& table = kernels();
+    Weights weights = trained(layout, table);
+    std::vector<float> grads(kCount), first(kCount, 0), second(kCount, 0);
+    std::mt19937 random(3);
+    std::normal_distribution<float> normal(0, 1e-2f);
+    for (int number = 1; number <= 1000; ++number) {
+      for (float& grad : grads) grad = normal(random);
+      (void)adamw_update(layout, adamw_step({.learning_rate = 1e-4}, number),
+                         {.working = weights.working.data(),
+                          .companion = weights.companion.data(),
+                          .grad = grads.data(),
+                          .first_moment = first.data(),
+                          .second_moment = second.data(),
+                          .count = kCount},
+                         table);
+      const auto full = weights.loaded(layout, table);
+      for (std::size_t i = 0; i < kCount; ++i) {
+        const double value = value_of(weights.working[i], working);
+        if (storage == WeightStorage::Kahan) {
+          const auto* codes = reinterpret_cast<const std::uint16_t*>(weights.companion.data());
+          ASSERT_EQ(full[i], float(value) + float(value_of(codes[i], working))) << number << " " << i;
+        } else if (storage == WeightStorage::Fp32Master) {
+          ASSERT_EQ(std::bit_cast<std::uint32_t>(full[i]), weights.companion[i]) << number << " " << i;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace halfstep
