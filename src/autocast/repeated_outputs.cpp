@@ -35,10 +35,11 @@ class OutputPacker final : public SavedTensorPacker {
     if (tensor.scalar_type() != cast_.scalar_type() || !share_storage(tensor, cast_)) return std::nullopt;
     // The output and the cast of it are made in the same layout again, so that views lie in them at the same
     // places.
-    output_->add_user();
-    return PackedTensor{
-        input_, [output = output_, given = given_, type = cast_.scalar_type(), saved = StoragePlace(tensor)](
-                    const at::Tensor& input) { return saved.in(output->compute(input, given, type)); }};
+    auto& part = output_->add_user(given_, cast_.scalar_type());
+    return PackedTensor{input_,
+                        [output = output_, &part, saved = StoragePlace(tensor)](const at::Tensor& input) {
+                          return saved.in(output->compute(input, part));
+                        }};
   }
 
  private:
@@ -66,26 +67,30 @@ OutputRecipe engine_recipe(const c10::OperatorHandle& op, c10::DispatchKey autoc
   return {.run = run, .others = std::move(others)};
 }
 
-void RepeatableOutput::add_user() {
+RepeatableOutput::Part& RepeatableOutput::add_user(const StoragePlace& place, at::ScalarType type) {
   const std::lock_guard lock(mutex_);
-  ++users_;
+  Part& part = parts_[{place, type}];
+  ++part.users;
+  return part;
 }
 
-at::Tensor RepeatableOutput::compute(const at::Tensor& input, const StoragePlace& place,
-                                     at::ScalarType type) {
+at::Tensor RepeatableOutput::compute(const at::Tensor& input, Part& part) {
   const std::lock_guard lock(mutex_);
-  if (!kept_.defined() || kept_.scalar_type() != type || kept_place_ != place) {
-    kept_ = place.in(recipe_.run(input, recipe_.others)).to(type);
-    kept_place_ = place;
+  if (!part.kept.defined()) {
+    const at::Tensor whole = recipe_.run(input, recipe_.others);
+    for (auto& [key, each] : parts_) {
+      if (!each.kept.defined()) each.kept = key.first.in(whole).to(key.second);
+    }
   }
-  at::Tensor result = kept_;
-  if (++asked_ % users_ == 0) kept_.reset();
+  at::Tensor result = part.kept;
+  if (++part.asked % part.users == 0) part.kept.reset();
   return result;
 }
 
 void note_output(OutputRecipe recipe, const at::Tensor& input, const at::Tensor& output) {
   noted.reset();
   if (open_scopes == 0) return;
+  if (SavedTensorScope::is_replayed()) return;
   if (!at::GradMode::is_enabled() || !output.requires_grad() || !saved_tensors_can_be_packed()) return;
   if (output.storage_offset() != 0 || !output.is_non_overlapping_and_dense()) return;
   // One with gaps may come back from another packer in another order, and the output with it.

@@ -6,6 +6,7 @@
 #include <ATen/core/ivalue.h>
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -36,21 +37,26 @@ OutputRecipe engine_recipe(const c10::OperatorHandle& op, c10::DispatchKey autoc
 /// An output that backward computes again.
 class RepeatableOutput {
  public:
+  /// What some products take of it: all, or a view such as one time step.
+  struct Part {
+    int64_t users = 0, asked = 0;
+    at::Tensor kept;
+  };
+
   explicit RepeatableOutput(OutputRecipe recipe) : recipe_(std::move(recipe)) {}
 
-  /// Somebody will ask for it.
-  void add_user();
+  /// Somebody will ask for what lies at a place of the output, in this type. The part lives as long as this.
+  Part& add_user(const StoragePlace& place, at::ScalarType type);
 
-  /// What lies at a place of the output, in this type. Products that take one output, as the three of an
-  /// attention, stand next to each other in backward: it is computed for the first and kept for the others.
-  at::Tensor compute(const at::Tensor& input, const StoragePlace& place, at::ScalarType type);
+  /// The first who asks has the output computed; the parts of all are kept until the last of their users has
+  /// asked. That is no more than forward would have kept, and T products of T views compute it once, not T
+  /// times.
+  at::Tensor compute(const at::Tensor& input, Part& part);
 
  private:
   OutputRecipe recipe_;
   std::mutex mutex_;
-  int64_t users_ = 0, asked_ = 0;
-  at::Tensor kept_;
-  std::optional<StoragePlace> kept_place_;
+  std::map<std::pair<StoragePlace, at::ScalarType>, Part> parts_;
 };
 
 /// Notes the last such output of this thread; a later one takes its place. Nothing is noted where nothing

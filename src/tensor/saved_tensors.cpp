@@ -150,7 +150,7 @@ bool ExactSavedTensors::asked_for() {
 }
 
 StoragePlace::StoragePlace(const at::Tensor& tensor)
-    : sizes_(tensor.sizes().vec()), strides_(tensor.strides().vec()), offset_(tensor.storage_offset()) {}
+    : offset_(tensor.storage_offset()), sizes_(tensor.sizes().vec()), strides_(tensor.strides().vec()) {}
 
 at::Tensor StoragePlace::in(const at::Tensor& tensor) const {
   if (tensor.sizes() == sizes_ && tensor.strides() == strides_ && tensor.storage_offset() == offset_)

@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
+#include <compare>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -75,11 +76,11 @@ class StoragePlace {
   explicit StoragePlace(const at::Tensor& tensor);
   /// What lies there in another tensor's storage.
   at::Tensor in(const at::Tensor& tensor) const;
-  bool operator==(const StoragePlace&) const = default;
+  auto operator<=>(const StoragePlace&) const = default;
 
  private:
+  int64_t offset_;  // first: it tells most views apart
   std::vector<int64_t> sizes_, strides_;
-  int64_t offset_;
 };
 
 /// Whether both lie in one storage. A sparse or an opaque tensor has none.

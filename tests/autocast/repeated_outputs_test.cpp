@@ -135,6 +135,20 @@ TEST(RepeatedOutputs, ThreeProductsOfOneOutputHaveTheBitsOfAKeptOne) {
       expect_equal(gradients_of_three(run, true, backwards), gradients_of_three(run, false), name);
 }
 
+/// How often `body` computes a layer norm.
+int norms_in(const std::function<void()>& body) {
+  static std::atomic<int> norms;
+  norms = 0;
+  const auto handle = at::addGlobalCallback(
+      at::RecordFunctionCallback([](const at::RecordFunction& call) -> std::unique_ptr<at::ObserverContext> {
+        if (std::string_view(call.name()) == "aten::layer_norm") ++norms;
+        return nullptr;
+      }).scopes({at::RecordScope::FUNCTION}));
+  body();
+  at::removeCallback(handle);
+  return norms;
+}
+
 TEST(RepeatedOutputs, ThreeProductsOfOneOutputComputeItOnce) {
   const at::Tensor weight = at::randn({kWidth, kWidth}, at::kBFloat16).requires_grad_();
   const at::Tensor x = at::randn({kRows, kWidth}, at::kBFloat16).requires_grad_() * 2;
@@ -144,16 +158,52 @@ TEST(RepeatedOutputs, ThreeProductsOfOneOutputComputeItOnce) {
     const at::Tensor y = at::layer_norm(x, {kWidth});
     loss = (at::linear(y, weight) + at::linear(y, weight) + at::linear(y, weight)).sum();
   }
-  static std::atomic<int> norms;
-  norms = 0;
-  const auto handle = at::addGlobalCallback(
-      at::RecordFunctionCallback([](const at::RecordFunction& call) -> std::unique_ptr<at::ObserverContext> {
-        if (std::string_view(call.name()) == "aten::layer_norm") ++norms;
-        return nullptr;
-      }).scopes({at::RecordScope::FUNCTION}));
-  loss.backward();
-  at::removeCallback(handle);
-  EXPECT_EQ(norms, 1);
+  EXPECT_EQ(norms_in([&] { loss.backward(); }), 1);
+}
+
+/// One product for each of the rows of an output, which the policy casts or does not; with a product of all.
+at::Tensor loss_of_rows(const at::Tensor& x, const at::Tensor& weight, bool repeat, bool all_too) {
+  const auto scope = scope_that_repeats(repeat);
+  const at::Tensor y = at::layer_norm(x * 2, {kWidth});
+  at::Tensor loss = all_too ? at::linear(y, weight).pow(2).sum() : at::zeros({});
+  for (const at::Tensor& row : y.unbind(0)) loss = loss + at::linear(row.unsqueeze(0), weight).pow(3).sum();
+  return loss;
+}
+
+TEST(RepeatedOutputs, ManyViewsOfOneOutputComputeItOncePerBackward) {
+  for (const auto type : {at::kBFloat16, at::kFloat}) {
+    for (const bool all_too : {false, true}) {
+      at::manual_seed(6);
+      const at::Tensor weight = at::randn({kWidth, kWidth}).div_(16).to(type).requires_grad_();
+      const at::Tensor x = at::randn({kRows, kWidth}).to(type).requires_grad_();
+      const auto gradients = [&](const at::Tensor& loss, bool keep) {
+        return torch::autograd::grad({loss}, {x, weight}, {}, keep);
+      };
+      const auto expected = gradients(loss_of_rows(x, weight, false, all_too), false);
+      const at::Tensor loss = loss_of_rows(x, weight, true, all_too);
+      for (const bool keep : {true, true, false}) {
+        EXPECT_EQ(norms_in([&] { expect_equal(gradients(loss, keep), expected, "rows"); }), 1) << type;
+      }
+    }
+  }
+}
+
+TEST(RepeatedOutputs, ManyViewsOfOneOutputTakeNoMoreMemoryInBackwardThanKeptOnes) {
+  for (const auto type : {at::kBFloat16, at::kFloat}) {
+    const at::Tensor weight = at::randn({kWidth, kWidth}).div_(16).to(type).requires_grad_();
+    const at::Tensor x = at::randn({kRows, kWidth}).to(type).requires_grad_();
+    int64_t peak[2];
+    for (const bool repeat : {false, true}) {
+      LiveBytes bytes;
+      const at::Tensor loss = loss_of_rows(x, weight, repeat, false);
+      bytes.forget_peak();
+      (void)torch::autograd::grad({loss}, {x, weight});
+      peak[repeat] = bytes.peak();
+    }
+    // While the output is computed it stands beside its parts, with the FP32 copy of its input: 8 bytes an
+    // element that are gone before the sum of the gradients, in FP32, is at its highest.
+    EXPECT_LE(peak[true], peak[false] + 8 * kCount) << type;
+  }
 }
 
 TEST(RepeatedOutputs, NothingIsHeldAfterBackward) {
