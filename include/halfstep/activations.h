@@ -30,7 +30,8 @@ class HALFSTEP_API CheckpointedCall {
   CheckpointedCall& operator=(const CheckpointedCall&) = delete;
 
  private:
-  std::unique_ptr<SavedTensorScope> scope_;  // empty where gradients are off
+  class FirstRun;
+  std::unique_ptr<FirstRun> first_run_;  // empty where gradients are off
 };
 
 }  // namespace detail
@@ -40,18 +41,23 @@ class HALFSTEP_API CheckpointedCall {
 ///   x = halfstep::checkpoint_activations([block](const at::Tensor& x) { return block->forward(x); }, x);
 ///
 /// Gradients have the bits of a plain call. For that the second run sees what the first saw: the autocast
-/// type and policy, and the random numbers of the CPU's generator and of those of the inputs' CUDA devices,
-/// which are put back afterwards. Whatever the function returns is returned; torch::autograd::grad,
-/// retain_graph, second derivatives, inputs without a gradient, parameters that the function holds and calls
+/// type and policy, and the random numbers. On the CPU these come from a private copy of the default
+/// generator, so other threads may draw meanwhile; the generators of the inputs' CUDA devices are restored
+/// afterwards. Whatever the function returns is returned; torch::autograd::grad, retain_graph, second
+/// derivatives, inputs without a gradient, parameters that the function holds, scopes that it opens and calls
 /// inside calls all work.
 ///
 /// What surprises people:
 /// - The function is copied and called again after this call has returned. Capture modules and tensors by
 ///   value; a reference to a local variable dangles.
 /// - It must do the same each time; a run that saves other tensors than the first is an Error. What it
-/// changes
-///   besides, such as running statistics, is changed twice.
-/// - Inputs that were changed in place before backward are an error.
+///   changes besides, such as running statistics, is changed twice.
+/// - Inputs and parameters that were changed in place before backward are an error. Not noticed: a change
+///   through data(), and a tensor without a gradient that no operation saves.
+/// - Random numbers that are drawn without an operator of LibTorch are not repeated, and seeding the default
+///   generator inside the function does not affect the function. A generator that is passed to an operator is
+///   repeated; let no other thread draw from it meanwhile.
+/// - Calling backward inside the function is an Error.
 template <typename Function, typename... Inputs>
 auto checkpoint_activations(Function function, const Inputs&... inputs) {
   static_assert((std::is_convertible_v<const Inputs&, at::Tensor> && ...), "the inputs are tensors");

@@ -32,9 +32,10 @@ class UpcastPacker final : public SavedTensorPacker {
 
 bool original_may_stand_for(const Upcast& upcast) {
   const at::Tensor& original = upcast.original;
-  return original.layout() == at::kStrided && !original.is_inference() &&
-         !is_parameter_or_view_of_one(original) &&
-         original.storage().nbytes() <= upcast.copy.storage().nbytes();
+  if (original.layout() != at::kStrided || original.is_inference() || is_parameter_or_view_of_one(original))
+    return false;
+  // A region that is replayed keeps nothing, and may find an input in another storage the second time.
+  return SavedTensorScope::is_replayed() || original.storage().nbytes() <= upcast.copy.storage().nbytes();
 }
 
 RepeatedUpcasts::RepeatedUpcasts(std::vector<Upcast> upcasts) {

@@ -1,13 +1,22 @@
+#include <ATen/SequenceNumber.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/Type.h>
 #include <halfstep/activations.h>
 #include <halfstep/error.h>
 #include <halfstep/memory.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
+#include <algorithm>
 #include <mutex>
+#include <optional>
+#include <string>
+#include <typeinfo>
+#include <unordered_set>
 
 #include "nn/recompute_state.h"
+#include "nn/region_random.h"
 #include "tensor/saved_tensors.h"
 
 namespace halfstep {
@@ -21,35 +30,136 @@ struct Slot {
   at::Tensor value;
 };
 
-/// A tensor that the first run saved.
-struct Record {
+/// Whether somebody changed a tensor in place after the first run ended. What the runs themselves change,
+/// such as the rows that Embedding(max_norm) scales, does not count.
+class ChangeWatch {
+ public:
+  explicit ChangeWatch(const at::Tensor& tensor)
+      : counter_(tensor.unsafeGetTensorImpl()->version_counter()) {}
+  void start() {
+    if (counter_.enabled()) version_ = counter_.current_version();
+  }
+  bool changed() const { return counter_.enabled() && counter_.current_version() != version_; }
+
+ private:
+  c10::VariableVersion counter_;  // shared with all views; disabled for inference tensors
+  uint32_t version_ = 0;
+};
+
+/// A leaf with a gradient that the first run reads.
+struct WatchedParameter {
   std::vector<int64_t> sizes;
   at::ScalarType type;
-  at::Device device;
-  std::weak_ptr<Slot> slot;
+  const c10::TensorImpl* identity;  // compared, never followed
+  ChangeWatch watch;
+};
 
-  Record(const at::Tensor& tensor, const std::shared_ptr<Slot>& slot)
-      : sizes(tensor.sizes().vec()), type(tensor.scalar_type()), device(tensor.device()), slot(slot) {}
-  bool describes(const at::Tensor& tensor) const {
-    return tensor.sizes() == sizes && tensor.scalar_type() == type && tensor.device() == device;
+/// A tensor that a run saved, as far as both runs must agree.
+struct Description {
+  std::vector<int64_t> sizes, strides;
+  at::ScalarType type;
+  at::Device device;
+  const std::type_info* producer = nullptr;  // type of the node that made it; null for a leaf
+  uint32_t output = 0;                       // which output of that node
+
+  explicit Description(const at::Tensor& tensor)
+      : sizes(tensor.sizes().vec()), type(tensor.scalar_type()), device(tensor.device()) {
+    if (tensor.layout() == at::kStrided) strides = tensor.strides().vec();
+    if (const auto node = tensor.grad_fn()) {
+      const torch::autograd::Node& made_by = *node;
+      producer = &typeid(made_by);
+      output = tensor.output_nr();
+    }
   }
+  bool same_kind(const Description& other) const {
+    return sizes == other.sizes && type == other.type && device == other.device;
+  }
+  bool same_layout_and_producer(const Description& other) const {
+    const bool same_node =
+        producer && other.producer ? *producer == *other.producer : producer == other.producer;
+    return strides == other.strides && same_node && output == other.output;
+  }
+  std::string text() const {
+    return detail::concat(type, " ", at::IntArrayRef(sizes), " with strides ", at::IntArrayRef(strides),
+                          " from ", producer ? c10::demangle(producer->name()) : "no operation", " on ",
+                          device);
+  }
+};
+
+/// A tensor that the first run saved.
+struct Record {
+  Description description;
+  std::weak_ptr<Slot> slot;
+  // Of a leaf without a gradient: one that the function captured lies in the same storage in both runs.
+  std::optional<ChangeWatch> watch;
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage{c10::intrusive_ptr<c10::StorageImpl>()};
+
+  Record(const at::Tensor& tensor, const std::shared_ptr<Slot>& slot) : description(tensor), slot(slot) {
+    if (description.producer || !tensor.has_storage()) return;
+    watch.emplace(tensor);
+    storage = tensor.storage().getWeakStorageImpl();
+  }
+  bool lies_in_storage_of(const at::Tensor& tensor) const {
+    return tensor.has_storage() && storage._unsafe_get_target() == tensor.storage().unsafeGetStorageImpl();
+  }
+};
+
+/// An input, kept as autograd's nodes keep theirs: an outer scope decides about it, and a change in place is
+/// noticed. A view of a parameter is kept as it is, because a packer returns it as an ordinary tensor, and
+/// AutocastScope treats the two differently.
+class KeptInput {
+ public:
+  explicit KeptInput(const at::Tensor& input)
+      : strides_(input.defined() && input.layout() == at::kStrided ? input.strides().vec()
+                                                                   : std::vector<int64_t>()) {
+    if (!input.defined() || !is_parameter_or_view_of_one(input)) {
+      saved_ = torch::autograd::SavedVariable(input, /*is_output=*/false);
+      return;
+    }
+    parameter_ = input;
+    version_ = input._version();
+  }
+  at::Tensor restore() const {
+    if (!parameter_.defined()) return saved_.unpack();
+    HALFSTEP_CHECK(parameter_._version() == version_, kName, ": an input (", parameter_.scalar_type(), " ",
+                   parameter_.sizes(),
+                   ") was changed in place between forward and backward: it is at version ",
+                   parameter_._version(), ", in forward it was at ", version_,
+                   ". Change it after backward, or pass a clone.");
+    return parameter_;
+  }
+  bool has_layout_of(const at::Tensor& restored) const {
+    return !restored.defined() || restored.layout() != at::kStrided || restored.strides() == strides_;
+  }
+
+ private:
+  std::vector<int64_t> strides_;
+  at::Tensor parameter_;
+  int64_t version_ = 0;
+  torch::autograd::SavedVariable saved_;
 };
 
 /// One call: how to make again what it saved. Lives as long as the graph needs any of it.
 class Call : public std::enable_shared_from_this<Call> {
  public:
-  /// The inputs are saved as autograd's nodes save theirs: an outer scope decides about them, and a change in
-  /// place is noticed.
   Call(const std::vector<at::Tensor>& inputs, detail::CheckpointedCall::RunAgain run_again)
-      : state_(inputs), run_again_(std::move(run_again)) {
-    for (const at::Tensor& input : inputs) inputs_.emplace_back(input, /*is_output=*/false);
-  }
+      : state_(inputs), run_again_(std::move(run_again)), inputs_(inputs.begin(), inputs.end()) {}
 
   PackedTensor record(const at::Tensor& tensor) {
     const std::lock_guard lock(mutex_);
     auto slot = std::make_shared<Slot>();
     records_.emplace_back(tensor, slot);
+    watch_parameters_behind(tensor);
     return {{}, [call = shared_from_this(), slot](const at::Tensor&) { return call->value_of(*slot); }};
+  }
+
+  RegionRandom& random() { return random_; }
+
+  void end_first_run() {
+    const std::lock_guard lock(mutex_);
+    first_run_ended_ = true;
+    seen_nodes_.clear();
+    start_watches();
   }
 
  private:
@@ -64,37 +174,103 @@ class Call : public std::enable_shared_from_this<Call> {
   }
 
   void run();
+  void watch_parameters_behind(const at::Tensor& tensor);
+
+  void start_watches() {
+    for (WatchedParameter& parameter : parameters_) parameter.watch.start();
+    for (Record& record : records_) {
+      if (record.watch) record.watch->start();
+    }
+  }
+
+  void check_parameters_unchanged() const {
+    for (const WatchedParameter& parameter : parameters_) {
+      HALFSTEP_CHECK(
+          !parameter.watch.changed(), kName, ": a parameter that the function reads (", parameter.type, " ",
+          at::IntArrayRef(parameter.sizes),
+          ") was changed in place between forward and backward, which runs the function again and would "
+          "read the new values. Call backward before the optimizer's step.");
+    }
+  }
 
   RecomputeState state_;
+  RegionRandom random_;
   detail::CheckpointedCall::RunAgain run_again_;
-  std::vector<torch::autograd::SavedVariable> inputs_;
+  std::vector<KeptInput> inputs_;
+  const uint64_t first_node_ = at::sequence_number::peek();
   std::mutex mutex_;
+  bool first_run_ended_ = false;
   std::vector<Record> records_;
+  std::vector<WatchedParameter> parameters_;  // those that any saved tensor depends on
+  std::unordered_set<uint64_t> seen_nodes_;   // by number: a node may go and leave its address to another
 };
+
+/// Follows the graph back to the parameters, as far as this call made it. Not every parameter is saved
+/// itself: a bias, an embedding and the weight of a layer whose input has no gradient are only read.
+void Call::watch_parameters_behind(const at::Tensor& tensor) {
+  std::vector<torch::autograd::Node*> open;
+  const auto visit = [&](torch::autograd::Node* node) {
+    if (!node) return;
+    if (const auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(node)) {
+      const at::Tensor& parameter = leaf->variable;
+      const auto* identity = parameter.unsafeGetTensorImpl();
+      const auto known = [&](const WatchedParameter& watched) { return watched.identity == identity; };
+      if (!parameter.defined() || std::any_of(parameters_.begin(), parameters_.end(), known)) return;
+      parameters_.push_back(
+          {parameter.sizes().vec(), parameter.scalar_type(), identity, ChangeWatch(parameter)});
+    } else if (node->sequence_nr() >= first_node_ && seen_nodes_.insert(node->sequence_nr()).second) {
+      open.push_back(node);
+    }
+  };
+  const auto made_by = tensor.grad_fn();
+  visit(made_by.get());
+  while (!open.empty()) {
+    const torch::autograd::Node& node = *open.back();
+    open.pop_back();
+    for (const auto& edge : node.next_edges()) visit(edge.function.get());
+  }
+}
 
 /// Takes what the second run saves, in the order of the first.
 class Call::Capture final : public SavedTensorPacker {
  public:
-  explicit Capture(const std::vector<Record>& records) : records_(records) {}
+  Capture(const std::vector<Record>& records, bool inputs_have_their_layout)
+      : records_(records), inputs_have_their_layout_(inputs_have_their_layout) {
+    for (const Record& record : records) changed_.push_back(record.watch && record.watch->changed());
+  }
 
   std::optional<PackedTensor> pack(const at::Tensor& tensor) override {
-    HALFSTEP_CHECK(count_ < records_.size(), kName, ": the function saved ", records_.size(),
+    const std::lock_guard lock(mutex_);
+    const std::size_t index = values_.size();
+    HALFSTEP_CHECK(index < records_.size(), kName, ": the function saved ", records_.size(),
                    " tensors in forward and more when it was run again for backward", kAdvice);
-    const Record& record = records_[count_];
-    HALFSTEP_CHECK(record.describes(tensor), kName, ": the function saved tensor ", count_, " as ",
-                   record.type, " ", at::IntArrayRef(record.sizes), " on ", record.device,
-                   " in forward and as ", tensor.scalar_type(), " ", tensor.sizes(), " on ", tensor.device(),
-                   " when it was run again for backward", kAdvice);
-    ++count_;
-    if (const auto slot = record.slot.lock()) slot->value = tensor.is_leaf() ? tensor : tensor.detach();
+    const Record& record = records_[index];
+    const Description found(tensor);
+    // A packer outside may return an input without the gaps between its elements; operations then choose
+    // other layouts and other views.
+    HALFSTEP_CHECK(record.description.same_kind(found) &&
+                       (!inputs_have_their_layout_ || record.description.same_layout_and_producer(found)),
+                   kName, ": the function saved tensor ", index, " as ", record.description.text(),
+                   " in forward and as ", found.text(), " when it was run again for backward", kAdvice);
+    HALFSTEP_CHECK(!changed_[index] || !record.lies_in_storage_of(tensor), kName,
+                   ": a tensor that the function reads (", found.text(),
+                   ") was changed in place between forward and backward", kAdvice);
+    const at::Tensor value = tensor.is_leaf() ? tensor : tensor.detach();
+    values_.push_back(record.slot.expired() ? at::Tensor() : value);
     return PackedTensor{{}, [](const at::Tensor&) -> at::Tensor {
                           HALFSTEP_BUG("backward through the second run of a checkpointed function");
                         }};
   }
+  bool replays() const override { return true; }
 
-  void check_complete() const {
-    HALFSTEP_CHECK(count_ == records_.size(), kName, ": the function saved ", records_.size(),
-                   " tensors in forward and ", count_, " when it was run again for backward", kAdvice);
+  /// Only after a whole run that agreed: what a failed one left in the slots would be taken for the values.
+  void fill_slots() const {
+    HALFSTEP_CHECK(values_.size() == records_.size(), kName, ": the function saved ", records_.size(),
+                   " tensors in forward and ", values_.size(), " when it was run again for backward",
+                   kAdvice);
+    for (std::size_t i = 0; i < records_.size(); ++i) {
+      if (const auto slot = records_[i].slot.lock()) slot->value = values_[i];
+    }
   }
 
  private:
@@ -103,19 +279,33 @@ class Call::Capture final : public SavedTensorPacker {
       "backward.";
 
   const std::vector<Record>& records_;
-  std::size_t count_ = 0;
+  const bool inputs_have_their_layout_;
+  std::vector<bool> changed_;
+  std::mutex mutex_;
+  std::vector<at::Tensor> values_;
 };
 
 void Call::run() {
+  HALFSTEP_CHECK(
+      first_run_ended_, kName,
+      ": the function itself calls backward through what it computes, and what it saved is only made "
+      "again after it has returned. Leave that part out of the checkpointed function.");
   std::vector<at::Tensor> inputs;
-  for (const auto& input : inputs_) inputs.push_back(input.unpack());
-  const auto capture = std::make_shared<Capture>(records_);
+  bool inputs_have_their_layout = true;
+  for (const KeptInput& input : inputs_) {
+    inputs.push_back(input.restore());
+    inputs_have_their_layout &= input.has_layout_of(inputs.back());
+  }
+  check_parameters_unchanged();
+  const auto capture = std::make_shared<Capture>(records_, inputs_have_their_layout);
   state_.run([&] {
+    const RegionRandom::SecondRun random(random_);
     const MemoryClassScope memory(MemoryClass::Activation);
     const SavedTensorScope scope(capture, kName);
     run_again_(inputs);
   });
-  capture->check_complete();
+  capture->fill_slots();
+  start_watches();
 }
 
 class Recorder final : public SavedTensorPacker {
@@ -132,10 +322,24 @@ class Recorder final : public SavedTensorPacker {
 
 namespace detail {
 
+class CheckpointedCall::FirstRun {
+ public:
+  FirstRun(const std::vector<at::Tensor>& inputs, RunAgain run_again)
+      : call_(std::make_shared<Call>(inputs, std::move(run_again))),
+        random_(call_->random()),
+        scope_(std::make_shared<Recorder>(call_), kName) {}
+  ~FirstRun() { call_->end_first_run(); }
+  FirstRun(const FirstRun&) = delete;
+  FirstRun& operator=(const FirstRun&) = delete;
+
+ private:
+  std::shared_ptr<Call> call_;
+  RegionRandom::FirstRun random_;
+  SavedTensorScope scope_;
+};
+
 CheckpointedCall::CheckpointedCall(const std::vector<at::Tensor>& inputs, RunAgain run_again) {
-  if (!at::GradMode::is_enabled()) return;
-  const auto call = std::make_shared<Call>(inputs, std::move(run_again));
-  scope_ = std::make_unique<SavedTensorScope>(std::make_shared<Recorder>(call), kName);
+  if (at::GradMode::is_enabled()) first_run_ = std::make_unique<FirstRun>(inputs, std::move(run_again));
 }
 
 CheckpointedCall::~CheckpointedCall() = default;

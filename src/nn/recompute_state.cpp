@@ -79,7 +79,7 @@ class RecomputeState::RandomGuard {
 
 RecomputeState::RecomputeState(const std::vector<at::Tensor>& tensors) : autocast_(AutocastGuard::current()) {
   if (const ActivePolicy* policy = active_policy()) policy_ = *policy;
-  std::vector<at::Device> devices{at::Device(at::kCPU)};
+  std::vector<at::Device> devices;
   for (const at::Tensor& tensor : tensors) {
     if (!tensor.defined() || !tensor.is_cuda()) continue;
     if (std::find(devices.begin(), devices.end(), tensor.device()) == devices.end())

@@ -13,8 +13,8 @@
 
 namespace halfstep {
 
-/// Taken at the first run: autocast with its policy, and the random generators of the CPU and of the CUDA
-/// devices that the tensors are on.
+/// Taken at the first run: autocast with its policy, and the random generators of the CUDA devices that the
+/// tensors are on. The CPU's random numbers are RegionRandom's.
 class RecomputeState {
  public:
   explicit RecomputeState(const std::vector<at::Tensor>& tensors);

@@ -1,0 +1,213 @@
+#include "nn/region_random.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <halfstep/error.h>
+#include <torch/library.h>
+
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace halfstep {
+namespace {
+
+// Its address is the identity; the text shows up in LibTorch's own error messages.
+constexpr std::string_view kKindName = "HALFSTEP_REGION_RANDOM";
+
+c10::DebugInfoKind streams_kind() { return c10::DebugInfoKind(&kKindName); }
+
+/// Above autocast and autograd. LibTorch 2.13 has no kernel on it, and only its own tests use it.
+constexpr c10::DispatchKey kKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
+
+at::CPUGeneratorImpl& cpu(const at::Generator& generator) {
+  return *at::check_generator<at::CPUGeneratorImpl>(generator);
+}
+
+at::Generator copy_of(const at::Generator& generator) {
+  const std::lock_guard lock(cpu(generator).mutex_);
+  return generator.clone();
+}
+
+bool same_state(const at::Generator& a, const at::Generator& b) {
+  const at::mt19937_data_pod x = cpu(a).engine().data(), y = cpu(b).engine().data();
+  return x.left_ == y.left_ && x.next_ == y.next_ && x.seed_ == y.seed_ && x.state_ == y.state_ &&
+         cpu(a).next_float_normal_sample() == cpu(b).next_float_normal_sample() &&
+         cpu(a).next_double_normal_sample() == cpu(b).next_double_normal_sample();
+}
+
+void set_state(const at::Generator& generator, const at::Generator& wanted) {
+  cpu(generator).set_engine(cpu(wanted).engine());
+  cpu(generator).set_next_float_normal_sample(cpu(wanted).next_float_normal_sample());
+  cpu(generator).set_next_double_normal_sample(cpu(wanted).next_double_normal_sample());
+}
+
+/// Moves a generator by as many numbers as another drew from `start` to `end`.
+void skip_numbers(const at::Generator& generator, const at::Generator& start, const at::Generator& end) {
+  at::mt19937 moved = cpu(generator).engine(), walker = cpu(start).engine();
+  const at::mt19937_data_pod goal = cpu(end).engine().data();
+  for (bool same_block = false; !same_block;) {
+    const at::mt19937_data_pod here = walker.data();
+    same_block = here.state_ == goal.state_;
+    // The last of the `left_` draws makes the next block of 624 numbers.
+    const auto count = same_block ? goal.next_ - here.next_ : static_cast<uint32_t>(here.left_);
+    for (uint32_t i = 0; i < count; ++i) {
+      walker();
+      moved();
+    }
+  }
+  cpu(generator).set_engine(moved);
+}
+
+}  // namespace
+
+/// What operators of one run draw from.
+class RegionRandom::Streams final : public c10::DebugInfoBase {
+ public:
+  static std::shared_ptr<Streams> of_first_run(const at::Generator& start) {
+    return std::make_shared<Streams>(copy_of(start), active(), std::vector<Given>());
+  }
+  static std::shared_ptr<Streams> of_second_run(const at::Generator& start, std::vector<Given> given) {
+    for (Given& each : given) each.copy = copy_of(each.copy);
+    auto streams = std::make_shared<Streams>(copy_of(start), nullptr, std::move(given));
+    streams->replays_ = true;
+    return streams;
+  }
+  Streams(at::Generator stream, Streams* outer, std::vector<Given> given)
+      : stream_(std::move(stream)), outer_(outer), given_(std::move(given)) {}
+
+  /// Null outside every region.
+  static Streams* active() { return static_cast<Streams*>(c10::ThreadLocalDebugInfo::get(streams_kind())); }
+
+  const at::Generator& stream() const { return stream_; }
+  const std::vector<Given>& given() const { return given_; }
+
+  at::Generator in_place_of(const at::Generator& asked) {
+    if (asked == at::detail::getDefaultCPUGenerator()) return stream_;
+    const std::lock_guard lock(mutex_);
+    const Given* known = nullptr;
+    for (const Given& each : given_) {
+      if (each.generator == asked) known = &each;
+    }
+    if (replays_) return known ? known->copy : asked;
+    const at::Generator used = outer_ ? outer_->in_place_of(asked) : asked;
+    if (!known) given_.push_back({asked, copy_of(used)});
+    return used;
+  }
+
+ private:
+  at::Generator stream_;
+  Streams* outer_;  // lives as long: the debug info of this run holds that of the outer ones
+  bool replays_ = false;
+  std::mutex mutex_;
+  std::vector<Given> given_;
+};
+
+namespace {
+
+/// Stands before one operator that takes a generator.
+class StreamKernel final : public c10::OperatorKernel {
+ public:
+  StreamKernel(std::size_t argument_count, std::size_t generator_index)
+      : argument_count_(argument_count), generator_index_(generator_index) {}
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) const {
+    RegionRandom::Streams* const streams = RegionRandom::Streams::active();
+    if (streams && works_on_cpu(*stack)) {
+      c10::IValue& generator = (*stack)[stack->size() - argument_count_ + generator_index_];
+      generator = streams->in_place_of(generator.isNone() ? at::detail::getDefaultCPUGenerator()
+                                                          : generator.toGenerator());
+    }
+    op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
+  }
+
+ private:
+  /// One without tensors, such as rand, makes a tensor and calls another operator on it.
+  bool works_on_cpu(const torch::jit::Stack& stack) const {
+    for (std::size_t i = stack.size() - argument_count_; i < stack.size(); ++i) {
+      if (stack[i].isTensor() && stack[i].toTensor().defined()) return stack[i].toTensor().is_cpu();
+    }
+    return false;
+  }
+
+  std::size_t argument_count_, generator_index_;
+};
+
+/// Registers on construction, and unregisters when the library is unloaded.
+class Registration {
+ public:
+  Registration() {
+    try {
+      auto& everything = libraries_.emplace_back(torch::Library::IMPL, "_", kKey, __FILE__, __LINE__);
+      everything.fallback(torch::CppFunction::makeFallthrough());
+      auto& aten = libraries_.emplace_back(torch::Library::IMPL, "aten", kKey, __FILE__, __LINE__);
+      for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames())
+        register_op(aten, name);
+    } catch (const c10::Error& error) {
+      failure_ = error.what_without_backtrace();
+    }
+  }
+
+  const std::string& failure() const { return failure_; }
+
+ private:
+  static void register_op(torch::Library& aten, const c10::OperatorName& name) {
+    if (name.getNamespace() != "aten") return;
+    const auto op = c10::Dispatcher::singleton().findSchema(name);
+    if (!op) return;
+    const auto& arguments = op->schema().arguments();
+    for (std::size_t i = 0; i < arguments.size(); ++i) {
+      const c10::Type& type = *arguments[i].type();
+      const bool optional = type.kind() == c10::TypeKind::OptionalType;
+      const auto kind = optional ? type.expectRef<c10::OptionalType>().getElementType()->kind() : type.kind();
+      if (kind != c10::TypeKind::GeneratorType) continue;
+      const std::string full_name =
+          name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+      aten.impl(full_name.c_str(), torch::CppFunction::makeFromBoxedFunctor(
+                                       std::make_unique<StreamKernel>(arguments.size(), i)));
+      return;
+    }
+  }
+
+  std::vector<torch::Library> libraries_;
+  std::string failure_;
+};
+
+// While the library loads, as autocast's kernels are. (docs/decisions/0031.)
+const Registration registration;
+
+}  // namespace
+
+RegionRandom::RegionRandom() {
+  HALFSTEP_CHECK(registration.failure().empty(),
+                 "checkpoint_activations: the dispatch key of its random numbers is taken in this process: ",
+                 registration.failure());
+  const Streams* around = Streams::active();
+  active_ = around ? around->stream() : at::detail::getDefaultCPUGenerator();
+  start_ = copy_of(active_);
+}
+
+RegionRandom::FirstRun::FirstRun(RegionRandom& region)
+    : region_(region),
+      streams_(Streams::of_first_run(region.start_)),
+      streams_guard_(streams_kind(), streams_),
+      key_guard_(kKey) {}
+
+RegionRandom::FirstRun::~FirstRun() {
+  region_.given_ = streams_->given();
+  const std::lock_guard lock(cpu(region_.active_).mutex_);
+  if (same_state(region_.active_, region_.start_)) {
+    set_state(region_.active_, streams_->stream());
+  } else {
+    // Others drew meanwhile. The next region must not draw the numbers of this one again.
+    skip_numbers(region_.active_, region_.start_, streams_->stream());
+  }
+}
+
+RegionRandom::SecondRun::SecondRun(const RegionRandom& region)
+    : streams_guard_(streams_kind(), Streams::of_second_run(region.start_, region.given_)),
+      key_guard_(kKey) {}
+
+}  // namespace halfstep

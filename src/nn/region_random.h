@@ -1,0 +1,64 @@
+// Random numbers of code that is run twice.
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+
+#include <memory>
+#include <vector>
+
+namespace halfstep {
+
+/// Gives both runs of a region the same random numbers on the CPU, whatever other threads draw meanwhile.
+///
+/// LibTorch's default CPU generator is one for all threads. Inside a run, operators that are not given a
+/// generator draw from a private copy of it, or of the private one of a region around. Where nobody else
+/// moved the generator, it is at the end of the first run where a plain call would have left it. A generator
+/// that an operator is given is drawn from in the first run, and a copy of it in the second.
+/// (docs/decisions/0094.)
+///
+/// Generators of other devices are left alone.
+class RegionRandom {
+ public:
+  /// The state at the start of the first run: now.
+  RegionRandom();
+
+  /// A generator that an operator of the region was given, and a copy of it from before.
+  struct Given {
+    at::Generator generator, copy;
+  };
+  class Streams;
+
+  class FirstRun {
+   public:
+    explicit FirstRun(RegionRandom& region);
+    ~FirstRun();
+    FirstRun(const FirstRun&) = delete;
+    FirstRun& operator=(const FirstRun&) = delete;
+
+   private:
+    RegionRandom& region_;
+    std::shared_ptr<Streams> streams_;
+    c10::DebugInfoGuard streams_guard_;
+    c10::impl::IncludeDispatchKeyGuard key_guard_;
+  };
+
+  class SecondRun {
+   public:
+    explicit SecondRun(const RegionRandom& region);
+    SecondRun(const SecondRun&) = delete;
+    SecondRun& operator=(const SecondRun&) = delete;
+
+   private:
+    c10::DebugInfoGuard streams_guard_;
+    c10::impl::IncludeDispatchKeyGuard key_guard_;
+  };
+
+ private:
+  at::Generator active_;  // the default one, or the private one of the region around
+  at::Generator start_;   // a copy
+  std::vector<Given> given_;
+};
+
+}  // namespace halfstep
