@@ -67,25 +67,31 @@ void skip_numbers(const at::Generator& generator, const at::Generator& start, co
 class RegionRandom::Streams final : public c10::DebugInfoBase {
  public:
   static std::shared_ptr<Streams> of_first_run(const at::Generator& start) {
-    return std::make_shared<Streams>(copy_of(start), active(), std::vector<Given>());
+    return std::make_shared<Streams>(start, active(), std::vector<Given>());
   }
   static std::shared_ptr<Streams> of_second_run(const at::Generator& start, std::vector<Given> given) {
     for (Given& each : given) each.copy = copy_of(each.copy);
-    auto streams = std::make_shared<Streams>(copy_of(start), nullptr, std::move(given));
+    auto streams = std::make_shared<Streams>(start, nullptr, std::move(given));
     streams->replays_ = true;
     return streams;
   }
-  Streams(at::Generator stream, Streams* outer, std::vector<Given> given)
-      : stream_(std::move(stream)), outer_(outer), given_(std::move(given)) {}
+  Streams(at::Generator start, Streams* outer, std::vector<Given> given)
+      : start_(std::move(start)), outer_(outer), given_(std::move(given)) {}
 
   /// Null outside every region.
   static Streams* active() { return static_cast<Streams*>(c10::ThreadLocalDebugInfo::get(streams_kind())); }
 
-  const at::Generator& stream() const { return stream_; }
+  /// Stands for the default generator. Copied when it is first asked for: most regions draw nothing.
+  at::Generator stream() {
+    const std::lock_guard lock(mutex_);
+    if (!stream_.defined()) stream_ = copy_of(start_);
+    return stream_;
+  }
+  bool has_stream() const { return stream_.defined(); }
   const std::vector<Given>& given() const { return given_; }
 
   at::Generator in_place_of(const at::Generator& asked) {
-    if (asked == at::detail::getDefaultCPUGenerator()) return stream_;
+    if (asked == at::detail::getDefaultCPUGenerator()) return stream();
     const std::lock_guard lock(mutex_);
     const Given* known = nullptr;
     for (const Given& each : given_) {
@@ -98,7 +104,7 @@ class RegionRandom::Streams final : public c10::DebugInfoBase {
   }
 
  private:
-  at::Generator stream_;
+  at::Generator start_, stream_;
   Streams* outer_;  // lives as long: the debug info of this run holds that of the outer ones
   bool replays_ = false;
   std::mutex mutex_;
@@ -184,7 +190,7 @@ RegionRandom::RegionRandom() {
   HALFSTEP_CHECK(registration.failure().empty(),
                  "checkpoint_activations: the dispatch key of its random numbers is taken in this process: ",
                  registration.failure());
-  const Streams* around = Streams::active();
+  Streams* const around = Streams::active();
   active_ = around ? around->stream() : at::detail::getDefaultCPUGenerator();
   start_ = copy_of(active_);
 }
@@ -197,6 +203,7 @@ RegionRandom::FirstRun::FirstRun(RegionRandom& region)
 
 RegionRandom::FirstRun::~FirstRun() {
   region_.given_ = streams_->given();
+  if (!streams_->has_stream()) return;
   const std::lock_guard lock(cpu(region_.active_).mutex_);
   if (same_state(region_.active_, region_.start_)) {
     set_state(region_.active_, streams_->stream());
