@@ -20,6 +20,12 @@ set(halfstep_test_environment
     "UBSAN_OPTIONS=print_stacktrace=1"
     "ASAN_OPTIONS=detect_odr_violation=0")
 
+# The precompiled header of tests/CMakeLists.txt, and the options that it was made with.
+function(halfstep_use_torch_pch target)
+  target_compile_options(${target} PRIVATE -O1)
+  target_precompile_headers(${target} REUSE_FROM halfstep_torch_pch)
+endfunction()
+
 # Labels a test; `program` is built for the asan run when it is a target of ours.
 function(halfstep_label_test name room cost torch program)
   set(labels ${room} ${cost})
@@ -50,7 +56,7 @@ function(halfstep_test name)
   if(arg_TORCH OR arg_ENGINE)
     set(uses_torch TRUE)
     target_link_libraries(${name} PRIVATE torch)
-    target_precompile_headers(${name} REUSE_FROM halfstep_torch_pch)
+    halfstep_use_torch_pch(${name})
   else()
     set(uses_torch FALSE)
   endif()
