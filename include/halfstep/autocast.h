@@ -5,9 +5,18 @@
 #include <c10/core/ScalarType.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <halfstep/config.h>
+#include <halfstep/machine.h>
 #include <halfstep/op_policy.h>
 
+#include <memory>
+#include <optional>
+
 namespace halfstep {
+
+/// How this machine computes products of this type: the worst among its GPUs where LibTorch sees any, else
+/// the CPU's. `compute` is FP32, BF16 or FP16; anything else is an Error. The machine is looked at once a
+/// process.
+[[nodiscard]] HALFSTEP_API const PrecisionSupport& precision_support(c10::ScalarType compute);
 
 struct AutocastOptions {
   /// Accept BF16 on hardware that can only imitate it: right, but slower than FP32. For studying numerics.
@@ -43,6 +52,15 @@ struct AutocastOptions {
 ///
 /// Backward follows the types that forward chose and belongs outside the scope, as in the example.
 ///
+/// TorchScript modules run inside the scope without TorchScript's graph optimizer, whose own derivatives do
+/// not know the policy's casts; at the end of the scope the optimizer is as it was.
+///
+/// Where a part of the model must not be cast, `AutocastScope::disabled()` turns autocast off until the end
+/// of the block, as torch's autocast(enabled=False) does:
+///
+///   const auto full = halfstep::AutocastScope::disabled();
+///   energy = torch::logdet(covariance.to(torch::kFloat));   // tensors come as they are: cast them yourself
+///
 /// Scopes nest: the inner type and policy hold until the inner scope ends. A scope may also open inside a
 /// bare at::autocast region, whose state is found again when the scope ends, also when it ends by an
 /// exception.
@@ -60,14 +78,26 @@ class HALFSTEP_API AutocastScope {
                                        AutocastOptions options = {});
   ~AutocastScope();
 
+  /// No autocast until the end of the block, of Halfstep's or LibTorch's, on any device. A scope that is
+  /// opened inside works as usual. Outside any scope it changes nothing.
+  [[nodiscard]] static AutocastScope disabled();
+
   AutocastScope(const AutocastScope&) = delete;
   AutocastScope& operator=(const AutocastScope&) = delete;
 
+  /// How this machine computes the scope's type (that of FP32 for a disabled scope): FP16 is not refused
+  /// where it is only emulated, so a program that wants speed asks here.
+  [[nodiscard]] const PrecisionSupport& support() const noexcept { return *support_; }
+
  private:
+  struct Disabled {};
+  explicit AutocastScope(Disabled);
+
   /// What a device had before; put back when the scope ends.
   class OuterRegion {
    public:
-    OuterRegion(c10::DeviceType device, c10::ScalarType low);
+    /// Turns autocast off where there is no type to lower to.
+    OuterRegion(c10::DeviceType device, std::optional<c10::ScalarType> low);
     ~OuterRegion();
     OuterRegion(const OuterRegion&) = delete;
     OuterRegion& operator=(const OuterRegion&) = delete;
@@ -78,10 +108,14 @@ class HALFSTEP_API AutocastScope {
     c10::ScalarType low_;
   };
 
+  AutocastScope(std::shared_ptr<c10::DebugInfoBase> policy, std::optional<c10::ScalarType> low);
+
   c10::DebugInfoGuard policy_guard_;
   OuterRegion outer_cpu_;
   OuterRegion outer_cuda_;
   bool outer_cache_enabled_;
+  bool outer_graph_optimizer_;
+  const PrecisionSupport* support_;  // constant for the life of the process
 };
 
 }  // namespace halfstep

@@ -19,6 +19,7 @@ enum class OpRule : unsigned char {
   Low,      ///< cast to the scope's type, BF16 or FP16
   Fp32,     ///< cast to FP32; a `dtype` that the caller passes to the operation is obeyed instead
   Promote,  ///< cast all to the widest among them; BF16 beside FP16 gives FP32
+  First,    ///< cast all to the type of the first, which the operation writes to or looks things up in
   AsIs,     ///< leave alone; operations that this one is made of still follow their own rows
   Engine,   ///< do what stock LibTorch does on the tensor's device
 };
@@ -45,7 +46,7 @@ struct OpRow {
 /// both).
 HALFSTEP_API std::span<const OpRow> op_table();
 
-/// "low", "fp32", "promote", "as is", "engine".
+/// "low", "fp32", "promote", "first", "as is", "engine".
 HALFSTEP_API std::string_view to_string(OpRule rule);
 /// "not listed", "low", "fp32", "promote", "refused".
 HALFSTEP_API std::string_view to_string(EngineRule rule);

@@ -1,5 +1,6 @@
 #include <ATen/autocast_mode.h>
 #include <halfstep/autocast.h>
+#include <torch/csrc/jit/python/update_graph_executor_opt.h>
 
 #include "autocast/active_policy.h"
 #include "autocast/policy_kernel.h"
@@ -12,10 +13,7 @@ namespace {
 std::shared_ptr<c10::DebugInfoBase> checked_policy(c10::ScalarType low, OpPolicy policy,
                                                    const AutocastOptions& options) {
   check_can_be_low(low);
-  if (low == c10::ScalarType::BFloat16 && !options.allow_emulated) {
-    static const Machine machine = inspect_machine();
-    check_bf16_is_native(machine);
-  }
+  if (low == c10::ScalarType::BFloat16 && !options.allow_emulated) check_bf16_is_native(this_machine());
   check_every_row_has_its_kernel();
   return as_debug_info(ActivePolicy{.ops = std::move(policy),
                                     .repeat_upcasts = options.repeat_upcasts,
@@ -24,12 +22,12 @@ std::shared_ptr<c10::DebugInfoBase> checked_policy(c10::ScalarType low, OpPolicy
 
 }  // namespace
 
-AutocastScope::OuterRegion::OuterRegion(c10::DeviceType device, c10::ScalarType low)
+AutocastScope::OuterRegion::OuterRegion(c10::DeviceType device, std::optional<c10::ScalarType> low)
     : device_(device),
       was_enabled_(at::autocast::is_autocast_enabled(device)),
       low_(at::autocast::get_autocast_dtype(device)) {
-  at::autocast::set_autocast_enabled(device, true);
-  at::autocast::set_autocast_dtype(device, low);
+  at::autocast::set_autocast_enabled(device, low.has_value());
+  if (low) at::autocast::set_autocast_dtype(device, *low);
 }
 
 AutocastScope::OuterRegion::~OuterRegion() {
@@ -38,10 +36,23 @@ AutocastScope::OuterRegion::~OuterRegion() {
 }
 
 AutocastScope::AutocastScope(c10::ScalarType low, OpPolicy policy, AutocastOptions options)
-    : policy_guard_(active_policy_kind(), checked_policy(low, std::move(policy), options)),
+    : AutocastScope(checked_policy(low, std::move(policy), options), low) {}
+
+// The policy of an outer scope is hidden, so that a bare region that opens inside is stock.
+AutocastScope::AutocastScope(Disabled) : AutocastScope(as_debug_info(std::nullopt), std::nullopt) {}
+
+AutocastScope AutocastScope::disabled() { return AutocastScope(Disabled{}); }
+
+AutocastScope::AutocastScope(std::shared_ptr<c10::DebugInfoBase> policy, std::optional<c10::ScalarType> low)
+    : policy_guard_(active_policy_kind(), std::move(policy)),
       outer_cpu_(c10::DeviceType::CPU, low),
       outer_cuda_(c10::DeviceType::CUDA, low),
-      outer_cache_enabled_(at::autocast::is_autocast_cache_enabled()) {
+      outer_cache_enabled_(at::autocast::is_autocast_cache_enabled()),
+      outer_graph_optimizer_(torch::jit::getGraphExecutorOptimize()),
+      support_(&precision_support(low.value_or(c10::ScalarType::Float))) {
+  // TorchScript's optimizer differentiates a graph before it runs, so it knows nothing of the casts that the
+  // policy makes inside an operation, and casts by a list of its own. (docs/decisions/0091.)
+  if (low) torch::jit::setGraphExecutorOptimize(false);
   begin_notes();
   at::autocast::increment_nesting();
   at::autocast::set_autocast_cache_enabled(false);
@@ -49,6 +60,7 @@ AutocastScope::AutocastScope(c10::ScalarType low, OpPolicy policy, AutocastOptio
 
 AutocastScope::~AutocastScope() {
   end_notes();
+  torch::jit::setGraphExecutorOptimize(outer_graph_optimizer_);
   at::autocast::set_autocast_cache_enabled(outer_cache_enabled_);
   // A bare region that was opened inside this scope may have filled the cache; the outermost region empties
   // it.

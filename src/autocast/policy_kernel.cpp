@@ -15,6 +15,7 @@
 #include "autocast/repeated_outputs.h"
 #include "autocast/rms_norm.h"
 #include "autocast/upcasts.h"
+#include "base/cpu_features.h"
 
 namespace halfstep {
 namespace {
@@ -75,6 +76,12 @@ class PolicyKernel final : public c10::OperatorKernel {
         keys_below_(c10::DispatchKeySet::FULL_AFTER, autocast_key(device)),
         argument_count_(op.schema().arguments().size()),
         dtype_index_(argument_named(op.schema(), "dtype")),
+        recurrent_weights_(argument_named(op.schema(), "params")),
+        lstm_state_(op_table()[row].op.starts_with("lstm.") ? argument_named(op.schema(), "hx") : kNone),
+        batch_sizes_(argument_named(op.schema(), "batch_sizes")),
+        is_lstm_kernel_(op_table()[row].op == "mkldnn_rnn_layer"),
+        is_tensordot_(op_table()[row].op == "tensordot"),
+        is_binary_cross_entropy_(op_table()[row].op == "binary_cross_entropy"),
         is_cross_entropy_(op_table()[row].op == "cross_entropy_loss"),
         is_rms_norm_(op_table()[row].op == "rms_norm"),
         is_cheap_to_repeat_(is_cheap_to_repeat(op_table()[row].op)),
@@ -98,6 +105,8 @@ class PolicyKernel final : public c10::OperatorKernel {
         return run_fp32(op, keys, stack);
       case OpRule::Promote:
         return run_promoted(op, keys, stack);
+      case OpRule::First:
+        return run_as_first(op, keys, stack);
     }
     HALFSTEP_BUG("no such rule: ", static_cast<int>(policy->ops.rule_of_row(row_)));
   }
@@ -124,8 +133,53 @@ class PolicyKernel final : public c10::OperatorKernel {
   }
 
   void run_as_is(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
+    if (recurrent_weights_ != kNone && device_ == at::kCPU) return run_recurrent_layer(op, keys, stack);
+    if (is_tensordot_) make_alike_(op, stack);
     if (!is_cheap_to_repeat_) return op.redispatchBoxed(keys & keys_below_, stack);
     run_cheap(op, keys, stack, arguments(stack)[0].toTensor());
+  }
+
+  /// A layer over a sequence, made of a product a step. Its weights are cast here, once, as each of the
+  /// products would cast them. On CUDA they stay: cuDNN wants them in one buffer, and LibTorch's own kernel
+  /// for
+  /// `_cudnn_rnn` casts them into one.
+  void run_recurrent_layer(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
+    const Arguments given = arguments(stack);
+    const at::ScalarType low = at::autocast::get_autocast_dtype(device_);
+    const FloatingArguments floats = floating_arguments(given, device_);
+    refuse_unscaled(op, floats, low);
+    if (floats.any_fp64) return op.redispatchBoxed(keys & keys_below_, stack);
+    if (lstm_state_ != kNone && is_for_lstm_kernel(given)) {
+      // To LibTorch's kernel, whose row casts the weights; for FP16 input it would not be taken.
+      if (!lstm_kernel_takes(low)) return run_cast(op, keys, stack, at::kFloat);
+    } else {
+      cast_arguments_(given.subspan(static_cast<std::size_t>(recurrent_weights_), 1), device_, low);
+    }
+    op.redispatchBoxed(keys & keys_below_, stack);
+  }
+
+  /// LibTorch's kernel does neither projections, which make h of another width than c, nor sequences of
+  /// different lengths.
+  bool is_for_lstm_kernel(Arguments lstm) const {
+    const auto state = lstm[static_cast<std::size_t>(lstm_state_)].toTensorVector();
+    if (state.size() != 2 || state[0].size(-1) != state[1].size(-1)) return false;
+    if (batch_sizes_ == kNone) return true;
+    const at::Tensor& sizes = lstm[static_cast<std::size_t>(batch_sizes_)].toTensor();
+    return sizes.numel() > 0 && sizes[0].item<int64_t>() == sizes[-1].item<int64_t>();  // they descend
+  }
+
+  /// oneDNN trains in BF16 where it has these instructions, and in FP16 nowhere.
+  static bool lstm_kernel_takes(at::ScalarType low) { return low == at::kBFloat16 && cpu_features().avx512; }
+
+  /// Everything low but c, which the kernel takes in FP32 beside low tensors.
+  void run_lstm_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack,
+                       at::ScalarType low) const {
+    if (!lstm_kernel_takes(low)) return run_cast(op, keys, stack, at::kFloat);
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(autocast_key(device_));
+    constexpr std::size_t kC = 6;  // after input, four weights and h
+    cast_arguments_(arguments(stack).first(kC), device_, low);
+    cast_arguments_(arguments(stack).subspan(kC, 1), device_, at::kFloat);
+    op.redispatchBoxed(keys & keys_below_, stack);
   }
 
   void run_low(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
@@ -135,12 +189,14 @@ class PolicyKernel final : public c10::OperatorKernel {
     // FP64 was the caller's choice. Lowering the others beside it would only make LibTorch refuse the
     // mixture.
     if (floats.any_fp64) return op.redispatchBoxed(keys & keys_below_, stack);
+    if (is_lstm_kernel_) return run_lstm_kernel(op, keys, stack, low);
     run_cast(op, keys, stack, low);
   }
 
   void run_fp32(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
     const bool caller_chose = dtype_index_ != kNone && !arguments(stack)[dtype_index_].isNone();
     if (caller_chose) return op.redispatchBoxed(keys & keys_below_, stack);
+    if (is_binary_cross_entropy_) refuse_low_probabilities(arguments(stack)[0].toTensor());
     if (is_cross_entropy_ && run_low_logits_cross_entropy(stack)) return;
     if (is_rms_norm_ && run_low_rows_rms_norm(stack)) return;
     refuse_unscaled(op, floating_arguments(arguments(stack), device_), at::kFloat);
@@ -199,6 +255,40 @@ class PolicyKernel final : public c10::OperatorKernel {
     stack->emplace_back(std::move(result));
   }
 
+  /// The type of the probability decides, not that of the operation: FP32 arithmetic cannot bring back what
+  /// was rounded away.
+  void refuse_low_probabilities(const at::Tensor& probabilities) const {
+    const at::ScalarType type = probabilities.scalar_type();
+    const bool is_bf16 = type == at::kBFloat16;
+    if (!is_bf16 && type != at::kHalf) return;
+    detail::throw_error(detail::concat(
+        "AutocastScope: binary_cross_entropy of ", type, " probabilities. One above ",
+        is_bf16 ? "0.998" : "0.9998", " is 1 in ", type,
+        ", where the loss has no useful gradient: the examples that the model has most wrong would teach it "
+        "nothing. Give the logits to binary_cross_entropy_with_logits; or, for a model that ends in a "
+        "sigmoid, keep that one in FP32: policy.set(\"sigmoid\", OpRule::Fp32)."));
+  }
+
+  /// For an operation that refuses a mixture although its parts would cast: the widest decides what it is
+  /// given, and its parts follow their own rows.
+  void make_alike_(const c10::OperatorHandle& op, Stack* stack) const {
+    const FloatingArguments floats = floating_arguments(arguments(stack), device_);
+    if (floats.all_alike) return;
+    refuse_unscaled(op, floats, *floats.widest);
+    cast_arguments_(arguments(stack), device_, *floats.widest);
+  }
+
+  /// The first may be written to, so it is never a copy.
+  void run_as_first(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
+    const FloatingArguments floats = floating_arguments(arguments(stack), device_);
+    const at::Tensor& first = arguments(stack)[0].toTensor();
+    if (floats.all_alike || !first.is_floating_point()) return op.redispatchBoxed(keys & keys_below_, stack);
+    refuse_unscaled(op, floats, first.scalar_type());
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(autocast_key(device_));
+    cast_arguments_(arguments(stack).subspan(1), device_, first.scalar_type());
+    op.redispatchBoxed(keys & keys_below_, stack);
+  }
+
   void run_promoted(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
     const FloatingArguments floats = floating_arguments(arguments(stack), device_);
     const at::ScalarType widest = floats.widest.value_or(at::kFloat);
@@ -247,7 +337,10 @@ class PolicyKernel final : public c10::OperatorKernel {
   /// Runs on the arguments as they are, and notes how the output was made from `input`.
   void run_cheap(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack,
                  at::Tensor input) const {  // a copy: the stack will hold the output
-    if (!active_policy()->repeat_outputs) return op.redispatchBoxed(keys & keys_below_, stack);
+    // A nested tensor has no place in a storage that sizes and strides could name.
+    if (!active_policy()->repeat_outputs || input.is_nested()) {
+      return op.redispatchBoxed(keys & keys_below_, stack);
+    }
     OutputRecipe recipe = engine_recipe(op, autocast_key(device_),
                                         arguments(stack)[0].toTensor().scalar_type(), other_arguments(stack));
     op.redispatchBoxed(keys & keys_below_, stack);
@@ -277,6 +370,12 @@ class PolicyKernel final : public c10::OperatorKernel {
   c10::DispatchKeySet keys_below_;
   std::size_t argument_count_;
   int dtype_index_;
+  int recurrent_weights_;  // the argument of a recurrent layer that lists them
+  int lstm_state_;         // the argument of an LSTM layer that holds h and c
+  int batch_sizes_;        // the argument of a layer over packed sequences
+  bool is_lstm_kernel_;
+  bool is_tensordot_;
+  bool is_binary_cross_entropy_;
   bool is_cross_entropy_;
   bool is_rms_norm_;
   bool is_cheap_to_repeat_;

@@ -3,6 +3,7 @@
 #include <halfstep/error.h>
 
 #include <algorithm>
+#include <map>
 
 namespace halfstep {
 namespace {
@@ -23,7 +24,41 @@ void check_bf16_is_native_on(const std::string& device, const std::vector<Precis
                  "; to study BF16's numerics at any speed, pass {.allow_emulated = true}.");
 }
 
+const std::string& name_of(c10::ScalarType compute) {
+  static const std::string fp32 = "FP32", bf16 = "BF16", fp16 = "FP16";
+  if (compute == c10::ScalarType::Float) return fp32;
+  if (compute == c10::ScalarType::BFloat16) return bf16;
+  HALFSTEP_CHECK(compute == c10::ScalarType::Half, "precision_support: asked for ", compute,
+                 ". Ask for at::kFloat, at::kBFloat16 or at::kHalf.");
+  return fp16;
+}
+
 }  // namespace
+
+const Machine& this_machine() {
+  static const Machine machine = inspect_machine();
+  return machine;
+}
+
+PrecisionSupport worst_support(const Machine& machine, const std::string& precision) {
+  if (machine.cuda.devices.empty()) return support_of(precision, machine.cpu.precisions);
+  const auto on = [&](const CudaDevice& gpu) { return support_of(precision, gpu.precisions); };
+  const auto& gpus = machine.cuda.devices;
+  return on(*std::max_element(gpus.begin(), gpus.end(), [&](const CudaDevice& a, const CudaDevice& b) {
+    return on(a).support < on(b).support;  // Native, Emulated, Unavailable
+  }));
+}
+
+const PrecisionSupport& precision_support(c10::ScalarType compute) {
+  static const std::map<std::string, PrecisionSupport> found = [] {
+    std::map<std::string, PrecisionSupport> all;
+    for (const char* precision : {"FP32", "BF16", "FP16"}) {
+      all[precision] = worst_support(this_machine(), precision);
+    }
+    return all;
+  }();
+  return found.at(name_of(compute));
+}
 
 void check_can_be_low(c10::ScalarType low) {
   HALFSTEP_CHECK(!c10::isFloat8Type(low) && low != c10::ScalarType::Float4_e2m1fn_x2, "AutocastScope: ", low,

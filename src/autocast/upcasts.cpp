@@ -32,7 +32,8 @@ class UpcastPacker final : public SavedTensorPacker {
 
 bool original_may_stand_for(const Upcast& upcast) {
   const at::Tensor& original = upcast.original;
-  if (original.layout() != at::kStrided || original.is_inference() || is_parameter_or_view_of_one(original))
+  if (original.layout() != at::kStrided || original.is_nested() || original.is_inference() ||
+      is_parameter_or_view_of_one(original))
     return false;
   // A region that is replayed keeps nothing, and may find an input in another storage the second time.
   return SavedTensorScope::is_replayed() || original.storage().nbytes() <= upcast.copy.storage().nbytes();

@@ -22,6 +22,7 @@ constexpr std::pair<OpRule, const char*> kHeadings[] = {
     {OpRule::Low, "LOW: inputs are cast to the scope's type, BF16 or FP16"},
     {OpRule::Fp32, "FP32: inputs are cast to FP32"},
     {OpRule::Promote, "PROMOTE: inputs are cast to the widest among them"},
+    {OpRule::First, "FIRST: inputs are cast to the type of the first"},
     {OpRule::AsIs, "AS IS: inputs are left alone"},
 };
 

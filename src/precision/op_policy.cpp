@@ -85,6 +85,8 @@ std::string_view to_string(OpRule rule) {
       return "fp32";
     case OpRule::Promote:
       return "promote";
+    case OpRule::First:
+      return "first";
     case OpRule::AsIs:
       return "as is";
     case OpRule::Engine:
@@ -117,6 +119,8 @@ bool agrees(OpRule rule, EngineRule engine) {
       return engine == EngineRule::Fp32;
     case OpRule::Promote:
       return engine == EngineRule::Promote;
+    case OpRule::First:
+      return false;
     case OpRule::AsIs:
       return engine == EngineRule::NotListed;
     case OpRule::Engine:

@@ -24,8 +24,12 @@ constexpr std::string_view kCell =
     "256.";
 constexpr std::string_view kFusedCell =
     "Given gates and state by a cell: the widest decides, so the state keeps its digits.";
+constexpr std::string_view kLstmKernel =
+    "oneDNN's LSTM over a whole sequence: gates are sums of low products in FP32, h is rounded at each step, "
+    "and c, a running sum, is kept in FP32. FP16 has no kernel for training: there all of it is FP32.";
 constexpr std::string_view kRecurrentLayer =
-    "Carries the state through the whole sequence: the widest decides. LibTorch has no FP16 kernel for it.";
+    "Products inside follow their own rows, and input and state stay as they come; on CPU the weights are "
+    "cast once for the sequence, not once a step.";
 constexpr std::string_view kPrelu =
     "One multiplication an element, as exact as its input; low in both engine lists.";
 constexpr std::string_view kNormalisation =
@@ -39,8 +43,11 @@ constexpr std::string_view kLogcumsumexp =
 constexpr std::string_view kLoss =
     "The number that training follows, usually a mean over the batch: a rounded loss hides progress.";
 constexpr std::string_view kBce =
-    "A loss of probabilities, FP32 on every device where CUDA throws; with_logits is the better conditioned "
-    "one.";
+    "A loss of probabilities, FP32 when it is given FP32. BF16 and FP16 probabilities are refused: one above "
+    "0.998 is 1 in BF16 and teaches nothing. Use with_logits, or an FP32 sigmoid.";
+constexpr std::string_view kSigmoid =
+    "As exact as its input, but a BF16 result above 0.998 is 1: a row so that a model that ends in one can "
+    "have it in FP32.";
 constexpr std::string_view kSteep =
     "Magnifies a rounding of its input, or leaves FP16's range, where its slope or its value is large.";
 constexpr std::string_view kSteepToo =
@@ -75,6 +82,11 @@ constexpr std::string_view kWrite =
     "Writes one tensor into another, which throws when types differ: the widest decides, none is narrowed.";
 constexpr std::string_view kWriteToo =
     "Writes one tensor into another: as index_copy, though in neither engine list.";
+constexpr std::string_view kWriteInPlace =
+    "Writes into its first tensor, which throws when types differ: what is written takes that one's type, as "
+    "copy_ does.";
+constexpr std::string_view kLookUp =
+    "Sums rows of a table: weights of samples take the table's type, because to cast a table is to copy it.";
 constexpr std::string_view kPromoteToo =
     "Mixes two tensors, and throws when their types differ: the widest decides, though in neither engine "
     "list.";
@@ -124,17 +136,26 @@ constexpr OpRow kTable[] = {
     {"_native_multi_head_attention", OpRule::Low, kAttention, EngineRule::Low, EngineRule::NotListed},
     {"scaled_dot_product_attention", OpRule::Low, kAttention, EngineRule::Low, EngineRule::Low},
     {"_scaled_dot_product_flash_attention", OpRule::Low, kAttention, EngineRule::NotListed, EngineRule::Low},
-    // Recurrent cells
+    // Recurrent cells and layers
+    {"gru.data", OpRule::AsIs, kRecurrentLayer, EngineRule::NotListed, EngineRule::NotListed},
+    {"gru.input", OpRule::AsIs, kRecurrentLayer, EngineRule::NotListed, EngineRule::NotListed},
     {"gru_cell", OpRule::AsIs, kCell, EngineRule::NotListed, EngineRule::Low},
+    {"lstm.data", OpRule::AsIs, kRecurrentLayer, EngineRule::NotListed, EngineRule::NotListed},
+    {"lstm.input", OpRule::AsIs, kRecurrentLayer, EngineRule::NotListed, EngineRule::NotListed},
     {"lstm_cell", OpRule::AsIs, kCell, EngineRule::NotListed, EngineRule::Low},
-    {"mkldnn_rnn_layer", OpRule::Promote, kRecurrentLayer, EngineRule::Low, EngineRule::NotListed},
+    {"mkldnn_rnn_layer", OpRule::Low, kLstmKernel, EngineRule::Low, EngineRule::NotListed},
+    {"rnn_relu.data", OpRule::AsIs, kRecurrentLayer, EngineRule::NotListed, EngineRule::NotListed},
+    {"rnn_relu.input", OpRule::AsIs, kRecurrentLayer, EngineRule::NotListed, EngineRule::NotListed},
     {"rnn_relu_cell", OpRule::AsIs, kCell, EngineRule::NotListed, EngineRule::Low},
+    {"rnn_tanh.data", OpRule::AsIs, kRecurrentLayer, EngineRule::NotListed, EngineRule::NotListed},
+    {"rnn_tanh.input", OpRule::AsIs, kRecurrentLayer, EngineRule::NotListed, EngineRule::NotListed},
     {"rnn_tanh_cell", OpRule::AsIs, kCell, EngineRule::NotListed, EngineRule::Low},
     {"_thnn_fused_gru_cell", OpRule::Promote, kFusedCell, EngineRule::NotListed, EngineRule::Low},
     {"_thnn_fused_lstm_cell", OpRule::Promote, kFusedCell, EngineRule::NotListed, EngineRule::Low},
     // Activations
     {"prelu", OpRule::Low, kPrelu, EngineRule::Low, EngineRule::Low},
     {"gelu", OpRule::AsIs, kActivation, EngineRule::NotListed, EngineRule::NotListed},
+    {"sigmoid", OpRule::AsIs, kSigmoid, EngineRule::NotListed, EngineRule::NotListed},
     {"silu", OpRule::AsIs, kActivation, EngineRule::NotListed, EngineRule::NotListed},
     // Normalisation
     {"batch_norm", OpRule::Fp32, kBatchNorm, EngineRule::NotListed, EngineRule::NotListed},
@@ -281,6 +302,15 @@ constexpr OpRow kTable[] = {
     {"scatter_reduce.two", OpRule::Promote, kWriteToo, EngineRule::NotListed, EngineRule::NotListed},
     {"stack", OpRule::Promote, kJoin, EngineRule::Promote, EngineRule::NotListed},
     {"vdot", OpRule::Promote, kDot, EngineRule::NotListed, EngineRule::Promote},
+    // Tensors that must have the type of the first
+    {"embedding_bag", OpRule::First, kLookUp, EngineRule::NotListed, EngineRule::NotListed},
+    {"embedding_bag.padding_idx", OpRule::First, kLookUp, EngineRule::NotListed, EngineRule::NotListed},
+    {"index_add_", OpRule::First, kWriteInPlace, EngineRule::NotListed, EngineRule::NotListed},
+    {"index_copy_", OpRule::First, kWriteInPlace, EngineRule::NotListed, EngineRule::NotListed},
+    {"index_put_", OpRule::First, kWriteInPlace, EngineRule::NotListed, EngineRule::NotListed},
+    {"masked_scatter_", OpRule::First, kWriteInPlace, EngineRule::NotListed, EngineRule::NotListed},
+    {"scatter_.src", OpRule::First, kWriteInPlace, EngineRule::NotListed, EngineRule::NotListed},
+    {"scatter_add_", OpRule::First, kWriteInPlace, EngineRule::NotListed, EngineRule::NotListed},
     // Fourier transforms and complex numbers
     {"fft_fft", OpRule::Fp32, kComplex, EngineRule::Fp32, EngineRule::NotListed},
     {"fft_fft2", OpRule::Fp32, kComplex, EngineRule::Fp32, EngineRule::NotListed},

@@ -1,5 +1,6 @@
 #include <ATen/ThreadLocalState.h>
 #include <gtest/gtest.h>
+#include <halfstep/activations.h>
 #include <halfstep/autocast.h>
 #include <halfstep/error.h>
 #include <torch/torch.h>
@@ -88,6 +89,96 @@ TEST(AutocastScope, AutocastSwitchedOffInsideIsOff) {
   at::autocast::set_autocast_enabled(at::kCPU, false);
   EXPECT_EQ(type_of_mm(), at::kFloat);
   EXPECT_EQ(type_of_exp(), at::kBFloat16);
+}
+
+TEST(AutocastScope, DisabledTurnsAutocastOffUntilTheEndOfTheBlock) {
+  const AutocastScope scope(at::kBFloat16, OpPolicy::standard(), kAnyMachine);
+  const EngineState enabled;
+  {
+    const auto full = AutocastScope::disabled();
+    EXPECT_EQ(type_of_mm(), at::kFloat);
+    EXPECT_EQ(type_of_exp(), at::kBFloat16) << "left as it came";
+    {
+      const BareAutocast bare(at::kHalf);
+      EXPECT_EQ(type_of_mm(), at::kHalf);
+      EXPECT_EQ(type_of_exp(), at::kBFloat16) << "stock: the policy of the outer scope does not reach here";
+    }
+    {
+      const AutocastScope inner(at::kHalf);
+      EXPECT_EQ(type_of_mm(), at::kHalf);
+      EXPECT_EQ(type_of_exp(), at::kFloat);
+    }
+    EXPECT_EQ(type_of_mm(), at::kFloat);
+  }
+  EXPECT_EQ(EngineState(), enabled);
+  EXPECT_EQ(type_of_mm(), at::kBFloat16);
+  EXPECT_EQ(type_of_exp(), at::kFloat);
+}
+
+TEST(AutocastScope, DisabledTurnsABareRegionOffAndOutsideChangesNothing) {
+  const EngineState before;
+  {
+    const auto full = AutocastScope::disabled();
+    EXPECT_EQ(type_of_mm(), at::kFloat);
+    EXPECT_EQ(type_of_exp(), at::kBFloat16);
+  }
+  EXPECT_EQ(EngineState(), before);
+  const BareAutocast bare(at::kHalf);
+  {
+    const auto full = AutocastScope::disabled();
+    EXPECT_EQ(type_of_mm(), at::kFloat);
+  }
+  EXPECT_EQ(type_of_mm(), at::kHalf);
+}
+
+TEST(AutocastScope, DisabledEndsWithAnException) {
+  const AutocastScope scope(at::kBFloat16, OpPolicy::standard(), kAnyMachine);
+  const EngineState enabled;
+  EXPECT_THROW(
+      {
+        const auto full = AutocastScope::disabled();
+        at::mm(at::ones({2, 3}), at::ones({2, 3}));
+      },
+      c10::Error);
+  EXPECT_EQ(EngineState(), enabled);
+  EXPECT_EQ(type_of_exp(), at::kFloat);
+}
+
+// Oracle: the same function without a checkpoint.
+TEST(AutocastScope, DisabledHoldsAgainWhenACheckpointIsRunAgain) {
+  at::manual_seed(1);
+  const at::Tensor x = at::randn({4, 8}).requires_grad_(), w = at::randn({8, 8}).requires_grad_();
+  using Function = std::function<at::Tensor(const at::Tensor&)>;
+  const Function product = [w](const at::Tensor& input) { return at::mm(input, w).tanh(); };
+  const Function disabled_inside = [product](const at::Tensor& input) {
+    const at::Tensor low = product(input);
+    const auto full = AutocastScope::disabled();
+    return product(low.to(at::kFloat));
+  };
+  const Function disabled_around_a_checkpoint = [product](const at::Tensor& input) {
+    const auto full = AutocastScope::disabled();
+    return checkpoint_activations(product, input);
+  };
+  const Function disabled_around = [product](const at::Tensor& input) {
+    const auto full = AutocastScope::disabled();
+    return product(input);
+  };
+  const auto gradients = [&](const Function& function) {
+    at::Tensor y;
+    {
+      const AutocastScope scope(at::kBFloat16, OpPolicy::standard(), kAnyMachine);
+      y = function(x);
+    }
+    EXPECT_EQ(y.scalar_type(), at::kFloat);
+    return torch::autograd::grad({y.pow(2).sum()}, {x, w});
+  };
+  const auto expect_equal = [](const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+    for (std::size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(at::equal(a[i], b[i])) << i;
+  };
+  expect_equal(
+      gradients([&](const at::Tensor& input) { return checkpoint_activations(disabled_inside, input); }),
+      gradients(disabled_inside));
+  expect_equal(gradients(disabled_around_a_checkpoint), gradients(disabled_around));
 }
 
 TEST(AutocastScope, ChangedRowsHoldForThatScopeOnly) {
@@ -193,6 +284,36 @@ TEST(TypeGate, Bf16ThatIsEmulatedIsRefusedWithWhatToUseInstead) {
   EXPECT_NE(error_of([&] { check_bf16_is_native(only_fp16); }).find("Use at::kHalf with a GradScaler"),
             std::string::npos);
   EXPECT_NO_THROW(check_bf16_is_native(machine_with(Support::Native, Support::Emulated)));
+}
+
+TEST(TypeGate, SupportIsTheWorstOfTheGpusElseTheCpus) {
+  Machine machine = machine_with(Support::Emulated, Support::Native);
+  EXPECT_EQ(worst_support(machine, "BF16").support, Support::Emulated);
+  EXPECT_EQ(worst_support(machine, "BF16").reason, "no AMX-BF16");
+  EXPECT_EQ(worst_support(machine, "FP16").support, Support::Native);
+  const auto native = machine_with(Support::Native, Support::Native).cpu.precisions;
+  const auto emulated = machine_with(Support::Native, Support::Emulated).cpu.precisions;
+  machine.cuda.devices = {{"first", 8, 0, native}, {"second", 6, 1, emulated}, {"third", 8, 0, native}};
+  EXPECT_EQ(worst_support(machine, "FP16").support, Support::Emulated);
+  EXPECT_EQ(worst_support(machine, "BF16").support, Support::Native) << "the CPU is not where the work is";
+}
+
+TEST(AutocastScope, SaysHowThisMachineComputesItsType) {
+  const Machine machine = inspect_machine();
+  const auto expect_equal = [](const PrecisionSupport& a, const PrecisionSupport& b) {
+    EXPECT_EQ(a.precision, b.precision);
+    EXPECT_EQ(a.support, b.support) << a.precision;
+    EXPECT_EQ(a.reason, b.reason);
+  };
+  const AutocastScope fp16(at::kHalf);
+  expect_equal(fp16.support(), worst_support(machine, "FP16"));
+  expect_equal(precision_support(at::kHalf), fp16.support());
+  const AutocastScope bf16(at::kBFloat16, OpPolicy::standard(), kAnyMachine);
+  expect_equal(bf16.support(), worst_support(machine, "BF16"));
+  expect_equal(AutocastScope::disabled().support(), worst_support(machine, "FP32"));
+  EXPECT_EQ(precision_support(at::kFloat).support, Support::Native);
+  EXPECT_NE(error_of([] { (void)precision_support(at::kFloat8_e4m3fn); }).find("Float8_e4m3fn"),
+            std::string::npos);
 }
 
 TEST(TypeGate, WhereThereAreGpusEachOfThemMustHaveIt) {

@@ -99,6 +99,45 @@ TEST(SpecialArguments, Fp8TensorsAloneCanBeJoinedWhereStockThrows) {
   EXPECT_EQ(at::cat({fp8, fp8}).scalar_type(), at::kFloat8_e4m3fn);
 }
 
+TEST(SpecialArguments, BinaryCrossEntropyOfLowProbabilitiesIsRefusedWithWhatToUse) {
+  for (const at::ScalarType low : {at::kBFloat16, at::kHalf}) {
+    const AutocastScope scope(low, OpPolicy::standard(), kAnyMachine);
+    const at::Tensor logits = at::linear(at::full({1, 1}, 8.0), at::ones({1, 1})), target = at::zeros({1, 1});
+    const std::string error = error_of([&] { at::binary_cross_entropy(at::sigmoid(logits), target); });
+    EXPECT_NE(error.find(low == at::kHalf ? "0.9998 is 1 in Half" : "0.998 is 1 in BFloat16"),
+              std::string::npos)
+        << error;
+    EXPECT_NE(error.find("binary_cross_entropy_with_logits"), std::string::npos) << error;
+    EXPECT_NE(error.find("policy.set(\"sigmoid\", OpRule::Fp32)"), std::string::npos) << error;
+    EXPECT_NO_THROW(at::binary_cross_entropy(at::sigmoid(logits.to(at::kFloat)), target));
+  }
+  const AutocastScope stock(at::kBFloat16, OpPolicy::engine(), kAnyMachine);
+  EXPECT_NO_THROW(at::binary_cross_entropy(at::ones({1}, at::kBFloat16), at::zeros({1})));
+}
+
+// A logit of 10 for a target of 0 has a loss of 10 and a gradient of 1. Oracle: FP64, from the logits.
+TEST(SpecialArguments, BinaryCrossEntropyAfterAnFp32SigmoidLearnsFromWhatIsMostWrong) {
+  auto policy = OpPolicy::standard();
+  policy.set("sigmoid", OpRule::Fp32);
+  for (const at::ScalarType low : {at::kBFloat16, at::kHalf}) {
+    for (const double logit : {-10.0, 0.5, 4.0, 6.0, 6.5, 7.0, 8.0, 10.0}) {
+      const at::Tensor z = at::full({1, 1}, logit).requires_grad_(), target = at::zeros({1, 1});
+      at::Tensor loss;
+      {
+        const AutocastScope scope(low, policy, kAnyMachine);
+        loss = at::binary_cross_entropy(at::sigmoid(at::linear(z, at::ones({1, 1}))), target);
+      }
+      loss.backward();
+      const double p = 1 / (1 + std::exp(-logit));
+      // The FP32 probability is off by 2^-24 at most, so the logarithm of what is left to 1 by that over it.
+      const double bound = 0x1p-24 / (1 - p) + 0x1p-22;
+      EXPECT_NEAR(loss.item<double>(), -std::log1p(-p), 2 * bound) << low << " " << logit;
+      // The gradient is rounded to the logits' type, by 2^-8 of it at most.
+      EXPECT_NEAR(z.grad().item<double>(), p, (0x1p-8 + bound) * p) << low << " " << logit;
+    }
+  }
+}
+
 // batch_norm writes its running statistics although its schema does not say so: a cast copy would swallow the
 // news.
 TEST(SpecialArguments, RunningStatisticsOfLowTypeAreUpdated) {

@@ -23,7 +23,7 @@ class ExplainPolicy(unittest.TestCase):
             self.assertEqual(listed, stock_list(key))
         for row in self.rows.values():
             self.assertGreater(len(row["reason"]), 20, row)
-            self.assertIn(row["rule"], {"low", "fp32", "promote", "as is"}, row)
+            self.assertIn(row["rule"], {"low", "fp32", "promote", "first", "as is"}, row)
 
     def test_the_difference_is_exactly_the_rows_that_a_stock_device_treats_otherwise(self):
         def same(rule, engine):

@@ -102,6 +102,46 @@ std::vector<OpCase> convolutions() {
   };
 }
 
+Tensor packed_batch_sizes() { return at::tensor({2}, at::kLong); }
+
+/// Input, state and weights of one recurrent layer, 4 wide, with a batch of two. One step, so that a weight
+/// is used once: stock's cache of cast weights would change the bits of a second use.
+struct RecurrentLayer {
+  RecurrentLayer(Inputs& in, int64_t gates, bool packed)
+      : input(packed ? in(2, 4) : in(1, 2, 4)),
+        h(in(1, 2, 4)),
+        weights{in(4 * gates, 4), in(4 * gates, 4), in(4 * gates), in(4 * gates)} {}
+  Tensor input, h;
+  std::vector<Tensor> weights;
+};
+
+OpCase recurrent_layer(std::string_view op, int64_t gates, bool ends_in_product,
+                       std::tuple<Tensor, Tensor> (*function)(const Tensor&, const Tensor&, at::TensorList,
+                                                              bool, int64_t, double, bool, bool, bool)) {
+  return {.op = op,
+          .call =
+              [=](Inputs& in) {
+                const RecurrentLayer layer(in, gates, false);
+                return std::get<0>(
+                    function(layer.input, layer.h, layer.weights, true, 1, 0.0, true, false, false));
+              },
+          .ends_in_product = ends_in_product};
+}
+
+OpCase packed_recurrent_layer(std::string_view op, int64_t gates, bool ends_in_product,
+                              std::tuple<Tensor, Tensor> (*function)(const Tensor&, const Tensor&,
+                                                                     const Tensor&, at::TensorList, bool,
+                                                                     int64_t, double, bool, bool)) {
+  return {.op = op,
+          .call =
+              [=](Inputs& in) {
+                const RecurrentLayer layer(in, gates, true);
+                return std::get<0>(function(layer.input, packed_batch_sizes(), layer.h, layer.weights, true,
+                                            1, 0.0, true, false));
+              },
+          .ends_in_product = ends_in_product};
+}
+
 std::vector<OpCase> attention_and_recurrence() {
   return {
       {"scaled_dot_product_attention",
@@ -129,6 +169,30 @@ std::vector<OpCase> attention_and_recurrence() {
       {.op = "rnn_tanh_cell",
        .call =
            [](Inputs& in) { return at::rnn_tanh_cell(in(2, 4), in(2, 4), in(4, 4), in(4, 4), in(4), in(4)); },
+       .ends_in_product = true},
+      recurrent_layer("gru.input", 3, false, at::gru),
+      packed_recurrent_layer("gru.data", 3, false, at::gru),
+      recurrent_layer("rnn_relu.input", 1, true, at::rnn_relu),
+      packed_recurrent_layer("rnn_relu.data", 1, true, at::rnn_relu),
+      recurrent_layer("rnn_tanh.input", 1, true, at::rnn_tanh),
+      packed_recurrent_layer("rnn_tanh.data", 1, true, at::rnn_tanh),
+      {.op = "lstm.input",
+       .call =
+           [](Inputs& in) {
+             const RecurrentLayer layer(in, 4, false);
+             return std::get<0>(at::lstm(layer.input, {layer.h, in(1, 2, 4)}, layer.weights, true, 1, 0.0,
+                                         true, false, false));
+           },
+       .has_fp16_kernel = false,
+       .ends_in_product = true},
+      {.op = "lstm.data",
+       .call =
+           [](Inputs& in) {
+             const RecurrentLayer layer(in, 4, true);
+             return std::get<0>(at::lstm(layer.input, packed_batch_sizes(), {layer.h, in(1, 2, 4)},
+                                         layer.weights, true, 1, 0.0, true, false));
+           },
+       .has_fp16_kernel = false,
        .ends_in_product = true},
       {"mkldnn_rnn_layer",
        [](Inputs& in) {
@@ -228,6 +292,7 @@ std::vector<OpCase> pointwise() {
       unary("exp2", at::exp2),
       unary("expm1", at::expm1),
       unary("log_sigmoid", at::log_sigmoid),
+      unary("sigmoid", at::sigmoid),
       {"logaddexp", [](Inputs& in) { return at::logaddexp(in(3, 4), in(3, 4)); }},
       {"logaddexp2", [](Inputs& in) { return at::logaddexp2(in(3, 4), in(3, 4)); }},
       unary("log", at::log),
@@ -361,6 +426,29 @@ std::vector<OpCase> several_tensors() {
       {"cross", [](Inputs& in) { return at::cross(in(4, 3), in(4, 3), 1); }},
       {"dot", [](Inputs& in) { return at::dot(in(4), in(4)); }},
       {"vdot", [](Inputs& in) { return at::vdot(in(4), in(4)); }},
+      {"embedding_bag",
+       [](Inputs& in) {
+         const Tensor table = in(5, 4);
+         return std::get<0>(
+             at::embedding_bag(table, at::arange(4), at::arange(0, 4, 2), false, 0, false, in(4)));
+       }},
+      {"embedding_bag.padding_idx",
+       [](Inputs& in) {
+         const Tensor table = in(5, 4);
+         return std::get<0>(at::embedding_bag(table, at::arange(4), at::arange(0, 4, 2), false, 0, false,
+                                              in(4), false, std::optional<int64_t>(1)));
+       }},
+      {"index_add_", [](Inputs& in) { return in(3, 4).clone().index_add_(0, at::arange(2), in(2, 4)); }},
+      {"index_copy_", [](Inputs& in) { return in(3, 4).clone().index_copy_(0, at::arange(2), in(2, 4)); }},
+      {"index_put_", [](Inputs& in) { return in(3, 4).clone().index_put_({at::arange(2)}, in(2, 4)); }},
+      {"masked_scatter_",
+       [](Inputs& in) {
+         return in(3, 4).clone().masked_scatter_(at::arange(12).view({3, 4}) < 5, in(3, 4));
+       }},
+      {"scatter_.src",
+       [](Inputs& in) { return in(3, 4).clone().scatter_(0, at::zeros({1, 4}, at::kLong), in(1, 4)); }},
+      {"scatter_add_",
+       [](Inputs& in) { return in(3, 4).clone().scatter_add_(0, at::zeros({1, 4}, at::kLong), in(1, 4)); }},
       {"index_add", [](Inputs& in) { return at::index_add(in(3, 4), 0, at::arange(2), in(2, 4)); }},
       {"index_reduce",
        [](Inputs& in) { return at::index_reduce(in(3, 4), 0, at::arange(2), in(2, 4), "amax"); }},

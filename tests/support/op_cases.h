@@ -57,7 +57,7 @@ struct OpCase {
   std::string_view op;
   std::function<at::Tensor(Inputs&)> call;  // the output whose type the table speaks of
   bool differentiable = true;
-  bool has_fp16_kernel = true;   // on CPU, for FP16 tensors
+  bool has_fp16_kernel = true;   // on CPU, for training; without one the scope computes in FP32
   bool ends_in_product = false;  // its output is that of a matrix product inside, which has a row of its own
 };
 
