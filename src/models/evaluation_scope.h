@@ -4,22 +4,31 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
 
+#include <utility>
+#include <vector>
+
 namespace halfstep {
 
-/// No dropout and no autograd until the end of the block.
+/// No dropout and no autograd until the end of the block. Then each submodule has its own mode again, which
+/// need not be that of the whole: a frozen part of a model that trains is often in evaluation.
 class EvaluationScope {
  public:
-  explicit EvaluationScope(torch::nn::Module& model) : model_(model), was_training_(model.is_training()) {
-    model_.eval();
+  explicit EvaluationScope(torch::nn::Module& model) : modes_{{&model, model.is_training()}} {
+    for (const auto& module : model.modules(/*include_self=*/false)) {
+      modes_.emplace_back(module.get(), module->is_training());
+    }
+    model.eval();
   }
-  ~EvaluationScope() { model_.train(was_training_); }
+  /// `train` speaks for all that a module holds; modules() lists a holder before what it holds.
+  ~EvaluationScope() {
+    for (const auto& [module, was_training] : modes_) module->train(was_training);
+  }
   EvaluationScope(const EvaluationScope&) = delete;
   EvaluationScope& operator=(const EvaluationScope&) = delete;
 
  private:
   at::NoGradGuard no_grad_;
-  torch::nn::Module& model_;
-  bool was_training_;
+  std::vector<std::pair<torch::nn::Module*, bool>> modes_;
 };
 
 }  // namespace halfstep

@@ -122,13 +122,16 @@ std::optional<SampleRecord> Training::sample(int64_t step) {
 
 void Training::write_histograms(EventFile& events, int64_t step) const {
   const at::NoGradGuard no_grad;
-  const auto write = [&](const std::string& tag, const at::Tensor& tensor) {
-    const at::Tensor values = tensor.to(at::kFloat).contiguous();
+  const auto write = [&](const std::string& tag, const at::Tensor& tensor, double scaled_by = 1) {
+    at::Tensor values = tensor.to(at::kFloat).contiguous();
+    if (scaled_by != 1) values = values / scaled_by;
     events.histogram(tag, {values.const_data_ptr<float>(), static_cast<size_t>(values.numel())}, step);
   };
   for (const Param& param : precision_.params()) {
     write("weights/" + param.name, param.working);
-    if (param.working.grad().defined()) write("gradients/" + param.name, param.working.grad());
+    if (!param.working.grad().defined()) continue;
+    // As the optimizer sees them: backward left the loss scale of this step in them.
+    write("gradients/" + param.name, param.working.grad(), precision_.loss_scale());
   }
 }
 

@@ -6,6 +6,8 @@
 #include <halfstep/error.h>
 #include <halfstep/models.h>
 
+#include <algorithm>
+
 namespace halfstep {
 namespace {
 
@@ -49,6 +51,25 @@ TEST(Generate, SeedDecidesAndLibTorchsGeneratorIsNotTouched) {
       EXPECT_TRUE(tensor->equal(after.tensor(name)));
     }
   EXPECT_TRUE(model.is_training());
+}
+
+TEST(Generate, EachSubmoduleHasItsOwnModeAgainAfterAnErrorToo) {
+  Gpt2 model = tiny();
+  bool training = true;
+  for (const auto& module : model.modules(/*include_self=*/false)) {
+    if (module->children().empty()) module->train(training = !training);
+  }
+  const auto modes_of = [&] {
+    std::vector<bool> found = {model.is_training()};
+    for (const auto& module : model.modules(false)) found.push_back(module->is_training());
+    return found;
+  };
+  const auto before = modes_of();
+  ASSERT_NE(std::count(before.begin(), before.end(), false), 0);
+  (void)generate(model, {1, 2, 3}, {.tokens = 2});
+  EXPECT_EQ(modes_of(), before);
+  EXPECT_THROW(generate(model, {1}, {.tokens = 30}), Error) << "more than the 16 positions that it has";
+  EXPECT_EQ(modes_of(), before);
 }
 
 TEST(Generate, ContextBoundsWhatTheModelIsShown) {

@@ -4,9 +4,12 @@
 #include <halfstep/models.h>
 #include <halfstep/trainer.h>
 
+#include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "support/python.h"
 #include "support/scratch.h"
 
 namespace halfstep {
@@ -192,6 +195,35 @@ TEST_F(TrainerTest, AccumulatedStepHasTheLossOfItsMicroBatches) {
   run(config(one), "one", whole);
   const double a = log("two")[1].at("loss"), b = log("one")[1].at("loss");
   EXPECT_NEAR(a, b, 1e-6 * b);  // sums of 64 FP32 losses in another order
+}
+
+// Two witnesses: the norm that the log has, and a run with another loss scale.
+TEST_F(TrainerTest, HistogramsOfGradientsAreWithoutTheLossScale) {
+  for (const char* accumulation : {"1", "2"}) {
+    for (const char* loss_scale : {"16", "1024"}) {
+      const std::string name = std::string("scaled by ") + loss_scale + ", " + accumulation;
+      Counter counter;
+      run(config({"precision.compute=fp16", std::string("precision.loss_scale.initial=") + loss_scale,
+                  "train.steps=1", "train.evaluate_every=1", "train.sample_every=0", "log.tensorboard=true",
+                  std::string("train.accumulation=") + accumulation}),
+          name, counter);
+      ASSERT_EQ(counter.skipped, 0);
+      const json events =
+          testing::ask_python("tests/log/log_readers.py", {{"events", (folder_ / name).string()}});
+      double sum_of_squares = 0;
+      for (const auto& [tag, histograms] : events.at("histograms").items()) {
+        if (!tag.starts_with("gradients/")) continue;
+        const std::string hex = histograms.at(0).at("summary").at(4);
+        sum_of_squares += std::strtod(hex.c_str(), nullptr);
+      }
+      const auto records = log(name);
+      const auto step = std::find_if(records.begin(), records.end(),
+                                     [](const json& record) { return record.contains("grad_norm"); });
+      ASSERT_NE(step, records.end());
+      const double norm = step->at("grad_norm");
+      EXPECT_NEAR(std::sqrt(sum_of_squares), norm, 1e-5 * norm) << name;  // sums in FP64 and in FP32
+    }
+  }
 }
 
 TEST_F(TrainerTest, EstimateWritesNoLogAndNoCheckpoint) {
