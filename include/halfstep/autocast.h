@@ -87,7 +87,7 @@ class HALFSTEP_API AutocastScope {
 
   /// How this machine computes the scope's type (that of FP32 for a disabled scope): FP16 is not refused
   /// where it is only emulated, so a program that wants speed asks here.
-  [[nodiscard]] const PrecisionSupport& support() const noexcept { return *support_; }
+  [[nodiscard]] const PrecisionSupport& support() const { return precision_support(compute_); }
 
  private:
   struct Disabled {};
@@ -115,7 +115,7 @@ class HALFSTEP_API AutocastScope {
   OuterRegion outer_cuda_;
   bool outer_cache_enabled_;
   bool outer_graph_optimizer_;
-  const PrecisionSupport* support_;  // constant for the life of the process
+  c10::ScalarType compute_;  // FP32 for a disabled scope
 };
 
 }  // namespace halfstep

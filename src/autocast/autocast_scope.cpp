@@ -49,7 +49,7 @@ AutocastScope::AutocastScope(std::shared_ptr<c10::DebugInfoBase> policy, std::op
       outer_cuda_(c10::DeviceType::CUDA, low),
       outer_cache_enabled_(at::autocast::is_autocast_cache_enabled()),
       outer_graph_optimizer_(torch::jit::getGraphExecutorOptimize()),
-      support_(&precision_support(low.value_or(c10::ScalarType::Float))) {
+      compute_(low.value_or(c10::ScalarType::Float)) {
   // TorchScript's optimizer differentiates a graph before it runs, so it knows nothing of the casts that the
   // policy makes inside an operation, and casts by a list of its own. (docs/decisions/0091.)
   if (low) torch::jit::setGraphExecutorOptimize(false);

@@ -1,5 +1,6 @@
 #include "autocast/policy_kernel.h"
 
+#include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/GradMode.h>
@@ -161,6 +162,7 @@ class PolicyKernel final : public c10::OperatorKernel {
   /// LibTorch's kernel does neither projections, which make h of another width than c, nor sequences of
   /// different lengths.
   bool is_for_lstm_kernel(Arguments lstm) const {
+    if (!at::globalContext().userEnabledMkldnn()) return false;
     const auto state = lstm[static_cast<std::size_t>(lstm_state_)].toTensorVector();
     if (state.size() != 2 || state[0].size(-1) != state[1].size(-1)) return false;
     if (batch_sizes_ == kNone) return true;

@@ -268,6 +268,55 @@ const ModuleCase kCases[] = {
                 F::cosine_embedding_loss(y, t, torch::ones(8)) + F::cross_entropy(y, torch::softmax(t, 1));
        };
      }},
+    {"LossesOfPairs",
+     [](Parts& parts) -> std::function<Tensor()> {
+       auto linear = parts.add(nn::Linear(16, 4));
+       const auto x = torch::randn({8, 16}), t = torch::rand({8, 4});
+       return [=]() mutable {
+         const auto y = linear(x), sign = torch::ones({8, 4}), ids = torch::arange(8).remainder(4);
+         return F::soft_margin_loss(y, sign) +
+                F::multilabel_soft_margin_loss(y, (t > 0.5).to(torch::kFloat)) +
+                F::multi_margin_loss(y, ids) + F::poisson_nll_loss(y, t) + F::huber_loss(y, t) +
+                F::l1_loss(y, t) + F::triplet_margin_loss(y, t, t + 1) +
+                F::margin_ranking_loss(y.select(1, 0), t.select(1, 0), torch::ones(8)) +
+                F::pairwise_distance(y, t).mean() + F::nll_loss(torch::log_softmax(y, 1), ids);
+       };
+     }},
+    {"Pooling",
+     [](Parts& parts) -> std::function<Tensor()> {
+       auto c2 = parts.add(nn::Conv2d(3, 4, 3));
+       auto c3 = parts.add(nn::Conv3d(2, 4, 3));
+       const auto x2 = torch::randn({2, 3, 10, 10}), x3 = torch::randn({2, 2, 6, 6, 6});
+       return [=]() mutable {
+         const auto y2 = c2(x2), y3 = c3(x3);
+         return mean_square(torch::avg_pool2d(y2, 2)) + mean_square(torch::avg_pool3d(y3, 2)) +
+                mean_square(torch::pixel_shuffle(y2, 2)) +
+                mean_square(torch::adaptive_avg_pool3d(y3, {2, 2, 2})) + mean_square(torch::softmax(y2, 1)) +
+                mean_square(F::pad(y2, F::PadFuncOptions({1, 1, 1, 1}).mode(torch::kReplicate)));
+       };
+     }},
+    {"Activations",
+     [](Parts& parts) -> std::function<Tensor()> {
+       auto linear = parts.add(nn::Linear(16, 16));
+       const auto x = torch::randn({8, 16});
+       return [=]() mutable {
+         Tensor sum = torch::zeros({});
+         const auto y = linear(x);
+         for (const Tensor& out :
+              {torch::silu(y), torch::mish(y), torch::softplus(y), torch::tanh(y), torch::sigmoid(y),
+               torch::elu(y), torch::selu(y), torch::leaky_relu(y), torch::log_sigmoid(y),
+               torch::alpha_dropout(y, 0.0, true), torch::logcumsumexp(y, 1), torch::lerp(x, y, 0.25)}) {
+           sum = sum + mean_square(out);
+         }
+         return sum;
+       };
+     }},
+    {"EmbeddingWithMaxNorm",
+     [](Parts& parts) -> std::function<Tensor()> {
+       auto m = parts.add(nn::Embedding(nn::EmbeddingOptions(50, 16).max_norm(1.0)));
+       const auto ids = torch::randint(50, {4, 6}, torch::kLong);
+       return [=]() mutable { return mean_square(m(ids)); };
+     }},
     {"Ctc",
      [](Parts& parts) -> std::function<Tensor()> {
        auto linear = parts.add(nn::Linear(16, 6));
