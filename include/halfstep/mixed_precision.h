@@ -129,6 +129,9 @@ class HALFSTEP_API MixedPrecision {
   /// Those of one model, or of one part of it: whose names begin with `prefix` and a dot.
   std::vector<Param> params(std::string_view prefix) const;
   const Precision& precision() const;
+  /// Whether this machine computes in the precision or only imitates it, slower than FP32, and why. FP16 is
+  /// emulated on most CPUs.
+  const PrecisionSupport& support() const;
   double loss_scale() const;  ///< 1 without loss scaling
   /// Clean and skipped steps are counted without loss scaling too.
   const LossScaleState& loss_scale_state() const;

@@ -51,7 +51,7 @@ AutocastScope::AutocastScope(std::shared_ptr<c10::DebugInfoBase> policy, std::op
       outer_graph_optimizer_(torch::jit::getGraphExecutorOptimize()),
       compute_(low.value_or(c10::ScalarType::Float)) {
   // TorchScript's optimizer differentiates a graph before it runs, so it knows nothing of the casts that the
-  // policy makes inside an operation, and casts by a list of its own. (docs/decisions/0091.)
+  // policy makes inside an operation, and casts by a list of its own. (docs/decisions/0083.)
   if (low) torch::jit::setGraphExecutorOptimize(false);
   begin_notes();
   at::autocast::increment_nesting();

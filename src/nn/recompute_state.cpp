@@ -3,6 +3,7 @@
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 #include <c10/core/GradMode.h>
+#include <torch/csrc/jit/python/update_graph_executor_opt.h>
 
 #include <algorithm>
 #include <mutex>
@@ -26,11 +27,17 @@ void set_state(at::Generator& generator, const at::Tensor& state) {
 class RecomputeState::AutocastGuard {
  public:
   explicit AutocastGuard(const std::vector<Autocast>& wanted)
-      : outer_(current()), outer_cache_enabled_(at::autocast::is_autocast_cache_enabled()) {
+      : outer_(current()),
+        outer_cache_enabled_(at::autocast::is_autocast_cache_enabled()),
+        outer_graph_optimizer_(torch::jit::getGraphExecutorOptimize()) {
     set(wanted);
     at::autocast::set_autocast_cache_enabled(false);
+    // As inside an AutocastScope (docs/decisions/0083).
+    if (std::any_of(wanted.begin(), wanted.end(), [](const Autocast& each) { return each.enabled; }))
+      torch::jit::setGraphExecutorOptimize(false);
   }
   ~AutocastGuard() {
+    torch::jit::setGraphExecutorOptimize(outer_graph_optimizer_);
     set(outer_);
     at::autocast::set_autocast_cache_enabled(outer_cache_enabled_);
   }
@@ -55,7 +62,7 @@ class RecomputeState::AutocastGuard {
   }
 
   std::vector<Autocast> outer_;
-  bool outer_cache_enabled_;
+  bool outer_cache_enabled_, outer_graph_optimizer_;
 };
 
 class RecomputeState::RandomGuard {

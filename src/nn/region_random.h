@@ -16,7 +16,7 @@ namespace halfstep {
 /// generator draw from a private copy of it, or of the private one of a region around. Where nobody else
 /// moved the generator, it is at the end of the first run where a plain call would have left it. A generator
 /// that an operator is given is drawn from in the first run, and a copy of it in the second.
-/// (docs/decisions/0094.)
+/// (docs/decisions/0084.)
 ///
 /// Generators of other devices are left alone.
 class RegionRandom {

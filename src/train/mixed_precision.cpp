@@ -201,6 +201,9 @@ std::vector<Param> MixedPrecision::params(std::string_view prefix) const {
   return found;
 }
 const Precision& MixedPrecision::precision() const { return impl_->precision; }
+const PrecisionSupport& MixedPrecision::support() const {
+  return precision_support(impl_->precision.compute);
+}
 double MixedPrecision::loss_scale() const { return impl_->scaler.state.loss_scale; }
 const LossScaleState& MixedPrecision::loss_scale_state() const { return impl_->scaler.state; }
 

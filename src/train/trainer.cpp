@@ -93,7 +93,7 @@ struct Trainer::Impl {
         watcher.sample(*sample);
       }
     }
-    training.advance();
+    training.check_not_diverged();
   }
 
   RunEnd run(RunWatcher& watcher, const std::atomic<bool>& stop);
@@ -157,7 +157,7 @@ RunEstimate Trainer::estimate() {
   for (int64_t step = 1; step <= kTried; ++step) {
     PhaseClock clock;
     const StepRecord record = impl_->training.step(step, nullptr);
-    impl_->training.advance();
+    impl_->training.check_not_diverged();
     estimate.seconds_a_step = clock.seconds();  // of the last: the first ones warm up
     if (record.memory) peak_bytes = std::max(peak_bytes, record.memory->peak_bytes);
   }

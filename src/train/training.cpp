@@ -75,13 +75,19 @@ StepRecord Training::step(int64_t number, EventFile* histograms) {
     precision_.backward(batches > 1 ? loss / batches : loss);
     clock.lap(record.phases.backward);
   }
-  grads_ = precision_.inspect_grads();
+  const GradSummary grads = precision_.inspect_grads();
   clock.lap(record.phases.inspect);
   const auto& clip_norm = config_.optimizer.clip_norm;
-  const StepReport report = optimizer_.step(clip_norm ? grads_.clipped_to(*clip_norm) : grads_.unclipped());
+  const StepReport report = optimizer_.step(clip_norm ? grads.clipped_to(*clip_norm) : grads.unclipped());
   clock.lap(record.phases.step);
   if (histograms != nullptr) write_histograms(*histograms, number);
   optimizer_.zero_grad();
+  // Before anything is evaluated: a skipped step leaves its overflow in running statistics until then.
+  try {
+    precision_.advance(grads);
+  } catch (const SkipLimitError& error) {
+    skip_limit_.emplace(error);
+  }
 
   record.grad_norm = report.grad_norm;
   if (precision_.precision().loss_scaling) record.loss_scale = report.loss_scale;

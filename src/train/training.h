@@ -26,8 +26,10 @@ class Training {
   /// One update of the weights, or a skipped one. `histograms`, if given, gets those of weights and
   /// gradients.
   StepRecord step(int64_t number, EventFile* histograms);
-  /// Throws SkipLimitError. Once after each step.
-  void advance() { precision_.advance(grads_); }
+  /// Throws the SkipLimitError of the last step, if it had one: after the step was logged.
+  void check_not_diverged() const {
+    if (skip_limit_) throw *skip_limit_;
+  }
 
   EvaluationRecord evaluate(int64_t step);
   std::optional<SampleRecord> sample(int64_t step);
@@ -42,7 +44,7 @@ class Training {
   std::unique_ptr<Task> task_;
   MixedPrecision precision_;
   RunOptimizer optimizer_;
-  GradSummary grads_;
+  std::optional<SkipLimitError> skip_limit_;
   std::optional<double> flops_a_step_;
   double machine_flops_ = 0;  ///< a second
 };

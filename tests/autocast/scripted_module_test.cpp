@@ -63,6 +63,25 @@ TEST_F(ScriptedModule, HasTheGradientsOfThePlainInterpreterInEveryIteration) {
   }
 }
 
+TEST_F(ScriptedModule, HasTheSameGradientsInsideACheckpointedRegion) {
+  auto module = load();
+  const auto expected = gradients(module, at::kBFloat16);
+  for (int iteration = 0; iteration < 5; ++iteration) {
+    for (const at::Tensor& parameter : module.parameters()) at::Tensor(parameter).mutable_grad().reset();
+    at::Tensor loss;
+    {
+      const AutocastScope scope(at::kBFloat16, OpPolicy::standard(), kAnyMachine);
+      const at::Tensor output = checkpoint_activations(
+          [module](const at::Tensor& x) mutable { return module.forward({x}).toTensor(); }, x_);
+      loss = at::cross_entropy_loss(output, target_);
+    }
+    loss.backward();
+    std::size_t i = 0;
+    for (const at::Tensor& parameter : module.parameters())
+      EXPECT_TRUE(at::equal(parameter.grad(), expected[i])) << iteration << ", " << i++;
+  }
+}
+
 TEST_F(ScriptedModule, IsOptimizedOutsideAsBefore) {
   auto module = load();
   const at::Tensor before = module.forward({x_}).toTensor();

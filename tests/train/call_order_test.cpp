@@ -2,6 +2,7 @@
 // right.
 #include <gtest/gtest.h>
 #include <halfstep/checkpoint.h>
+#include <halfstep/machine.h>
 #include <halfstep/memory.h>
 #include <halfstep/mixed_precision.h>
 #include <halfstep/optim.h>
@@ -200,6 +201,21 @@ TEST(CallOrder, SecondMixedPrecisionOnOneModelIsToldWhy) {
   MixedPrecision mp(Precision::bf16(), *model, kHere);
   EXPECT_TRUE(says(error_of([&] { MixedPrecision(Precision::bf16(), *model, kHere); }),
                    "If a MixedPrecision holds this model, use that one"));
+}
+
+TEST(MixedPrecisionModels, EmulatedPrecisionIsCalledEmulated) {
+  const Machine machine = inspect_machine();
+  torch::nn::Linear linear(4, 4);
+  const MixedPrecision mp(Precision::fp16(), linear, kHere);
+  if (machine.cuda.devices.empty()) {
+    for (const PrecisionSupport& each : machine.cpu.precisions)
+      if (each.precision == "FP16") {
+        EXPECT_EQ(mp.support().support, each.support);
+        EXPECT_EQ(mp.support().reason, each.reason);
+      }
+  }
+  EXPECT_EQ(mp.support().precision, "FP16");
+  EXPECT_FALSE(mp.support().reason.empty());
 }
 
 TEST(MixedPrecisionModels, HolderIsTakenAsItsModule) {
