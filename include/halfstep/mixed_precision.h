@@ -70,7 +70,8 @@ struct BackwardOptions {
 /// Weights may be changed between steps, and the change wins (see Param). FP32 weights that torch::load,
 /// set_data or Module::to put in the place of rounded ones are taken in with all their bits at the next
 /// forward. A skipped step changes neither weights nor buffers: the running statistics of a batch norm that
-/// saw an overflow are put back by advance.
+/// saw an overflow are put back by advance, to what they were before the step's first mp.forward (in a loop
+/// that opens scopes of its own instead: to what they were after the last advance).
 ///
 /// With accumulation, each backward is one micro-batch: its gradients are checked, added to the sum and
 /// dropped. A sum, not a mean: divide the loss by the number of micro-batches. One that is not finite is not

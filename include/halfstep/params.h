@@ -21,6 +21,9 @@ struct Param {
                         ///< compensation; undefined where nothing is kept, without elements while the
                         ///< parameter is frozen and was never updated
   WeightStorage storage = WeightStorage::Fp32;
+  /// Of the working copy; Undefined: whatever it has. A tensor of another type that is put in its place, by
+  /// set_data, Module::to or torch::load, is rounded to this one with its full values as master.
+  c10::ScalarType type = c10::ScalarType::Undefined;
   bool loss_scaled = false;  ///< whether its gradients carry a loss scale: an optimizer must be told which
 };
 

@@ -6,6 +6,7 @@
 #include <torch/library.h>
 
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -44,21 +45,13 @@ void set_state(const at::Generator& generator, const at::Generator& wanted) {
   cpu(generator).set_next_double_normal_sample(cpu(wanted).next_double_normal_sample());
 }
 
-/// Moves a generator by as many numbers as another drew from `start` to `end`.
-void skip_numbers(const at::Generator& generator, const at::Generator& start, const at::Generator& end) {
-  at::mt19937 moved = cpu(generator).engine(), walker = cpu(start).engine();
-  const at::mt19937_data_pod goal = cpu(end).engine().data();
-  for (bool same_block = false; !same_block;) {
-    const at::mt19937_data_pod here = walker.data();
-    same_block = here.state_ == goal.state_;
-    // The last of the `left_` draws makes the next block of 624 numbers.
-    const auto count = same_block ? goal.next_ - here.next_ : static_cast<uint32_t>(here.left_);
-    for (uint32_t i = 0; i < count; ++i) {
-      walker();
-      moved();
-    }
-  }
-  cpu(generator).set_engine(moved);
+/// Another stream, which shares no number with the one that `generator` was in.
+void leave_stream(const at::Generator& generator) {
+  at::mt19937 ahead = cpu(generator).engine();
+  cpu(generator).set_engine(
+      at::mt19937((static_cast<uint64_t>(ahead()) << 32 | ahead()) ^ 0x9e3779b97f4a7c15));
+  cpu(generator).set_next_float_normal_sample(std::nullopt);
+  cpu(generator).set_next_double_normal_sample(std::nullopt);
 }
 
 }  // namespace
@@ -66,8 +59,8 @@ void skip_numbers(const at::Generator& generator, const at::Generator& start, co
 /// What operators of one run draw from.
 class RegionRandom::Streams final : public c10::DebugInfoBase {
  public:
-  static std::shared_ptr<Streams> of_first_run(const at::Generator& start) {
-    return std::make_shared<Streams>(start, active(), std::vector<Given>());
+  static std::shared_ptr<Streams> of_first_run() {
+    return std::make_shared<Streams>(at::Generator(), active(), std::vector<Given>());
   }
   static std::shared_ptr<Streams> of_second_run(const at::Generator& start, std::vector<Given> given) {
     for (Given& each : given) each.copy = copy_of(each.copy);
@@ -81,13 +74,25 @@ class RegionRandom::Streams final : public c10::DebugInfoBase {
   /// Null outside every region.
   static Streams* active() { return static_cast<Streams*>(c10::ThreadLocalDebugInfo::get(streams_kind())); }
 
-  /// Stands for the default generator. Copied when it is first asked for: most regions draw nothing.
+  /// Stands for the default generator. Made when it is first asked for: most regions draw nothing.
   at::Generator stream() {
     const std::lock_guard lock(mutex_);
-    if (!stream_.defined()) stream_ = copy_of(start_);
-    return stream_;
+    if (stream_.defined()) return stream_;
+    if (!start_.defined()) take_stream();
+    return stream_ = copy_of(start_);
   }
-  bool has_stream() const { return stream_.defined(); }
+
+  /// The state that the numbers of this run start from; undefined where it drew none.
+  const at::Generator& start() const { return start_; }
+
+  /// Gives the stream back, at its end, to the generator that it was taken from. Where others drew meanwhile,
+  /// that one goes on in the stream that they drew from.
+  void end_first_run() {
+    if (!stream_.defined()) return;
+    const std::lock_guard lock(cpu(taken_from_).mutex_);
+    if (same_state(taken_from_, left_behind_)) set_state(taken_from_, stream_);
+  }
+
   const std::vector<Given>& given() const { return given_; }
 
   at::Generator in_place_of(const at::Generator& asked) {
@@ -104,7 +109,20 @@ class RegionRandom::Streams final : public c10::DebugInfoBase {
   }
 
  private:
-  at::Generator start_, stream_;
+  /// From the default generator, or from the private one of the region around. What others draw from it until
+  /// the region ends comes from another stream: they must not draw the numbers of this region.
+  void take_stream() {
+    HALFSTEP_CHECK(!replays_,
+                   "checkpoint_activations: the function draws random numbers when it is run again for "
+                   "backward, and drew none in forward. It must do the same both times.");
+    taken_from_ = outer_ ? outer_->stream() : at::detail::getDefaultCPUGenerator();
+    const std::lock_guard lock(cpu(taken_from_).mutex_);
+    start_ = taken_from_.clone();
+    leave_stream(taken_from_);
+    left_behind_ = taken_from_.clone();
+  }
+
+  at::Generator start_, stream_, taken_from_, left_behind_;
   Streams* outer_;  // lives as long: the debug info of this run holds that of the outer ones
   bool replays_ = false;
   std::mutex mutex_;
@@ -190,27 +208,18 @@ RegionRandom::RegionRandom() {
   HALFSTEP_CHECK(registration.failure().empty(),
                  "checkpoint_activations: the dispatch key of its random numbers is taken in this process: ",
                  registration.failure());
-  Streams* const around = Streams::active();
-  active_ = around ? around->stream() : at::detail::getDefaultCPUGenerator();
-  start_ = copy_of(active_);
 }
 
 RegionRandom::FirstRun::FirstRun(RegionRandom& region)
     : region_(region),
-      streams_(Streams::of_first_run(region.start_)),
+      streams_(Streams::of_first_run()),
       streams_guard_(streams_kind(), streams_),
       key_guard_(kKey) {}
 
 RegionRandom::FirstRun::~FirstRun() {
   region_.given_ = streams_->given();
-  if (!streams_->has_stream()) return;
-  const std::lock_guard lock(cpu(region_.active_).mutex_);
-  if (same_state(region_.active_, region_.start_)) {
-    set_state(region_.active_, streams_->stream());
-  } else {
-    // Others drew meanwhile. The next region must not draw the numbers of this one again.
-    skip_numbers(region_.active_, region_.start_, streams_->stream());
-  }
+  region_.start_ = streams_->start();
+  streams_->end_first_run();
 }
 
 RegionRandom::SecondRun::SecondRun(const RegionRandom& region)

@@ -13,15 +13,15 @@ namespace halfstep {
 /// Gives both runs of a region the same random numbers on the CPU, whatever other threads draw meanwhile.
 ///
 /// LibTorch's default CPU generator is one for all threads. Inside a run, operators that are not given a
-/// generator draw from a private copy of it, or of the private one of a region around. Where nobody else
-/// moved the generator, it is at the end of the first run where a plain call would have left it. A generator
-/// that an operator is given is drawn from in the first run, and a copy of it in the second.
+/// generator draw from a private one that takes over the stream of the default one, or of the private one of
+/// a region around; others who draw meanwhile are given another stream. Where nobody did, the generator is at
+/// the end of the first run where a plain call would have left it. A generator that an operator is given is
+/// drawn from in the first run, and a copy of it in the second.
 /// (docs/decisions/0084.)
 ///
 /// Generators of other devices are left alone.
 class RegionRandom {
  public:
-  /// The state at the start of the first run: now.
   RegionRandom();
 
   /// A generator that an operator of the region was given, and a copy of it from before.
@@ -56,8 +56,7 @@ class RegionRandom {
   };
 
  private:
-  at::Generator active_;  // the default one, or the private one of the region around
-  at::Generator start_;   // a copy
+  at::Generator start_;  // of the first run's numbers; undefined where it drew none
   std::vector<Given> given_;
 };
 

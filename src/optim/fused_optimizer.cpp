@@ -63,6 +63,7 @@ struct FusedOptimizer<Options>::Impl : optim::OptimizerState<Options> {
     for (optim::Slot& slot : this->slots) {
       const at::Tensor& grad = slot.param.working.grad();
       if (!grad.defined()) continue;
+      take_replaced(slot.param);
       optim::check_slot(Rule::kName, slot);
       check_grad(slot.param, grad);
       give_moments(slot);

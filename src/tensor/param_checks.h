@@ -18,6 +18,11 @@ void check_can_be_param(const std::string& name, const at::Tensor& parameter, We
 Param make_checked_param(std::string name, at::Tensor parameter, WeightStorage storage, c10::ScalarType low,
                          bool with_master = true);
 
+/// Takes in a working copy that was replaced by one of another type. torch::load is one such door: it puts a
+/// file's memory under the parameter and leaves its type as it was (LibTorch 2.13), so that FP32 numbers are
+/// read as BF16 ones.
+void take_replaced(const Param& param);
+
 /// Whether all that the storage keeps beside the working copy is there.
 bool has_master(const Param& param);
 

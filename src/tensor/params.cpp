@@ -1,11 +1,13 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/equal.h>
 #include <halfstep/error.h>
 #include <halfstep/memory.h>
 #include <halfstep/params.h>
 
 #include <cmath>
+#include <optional>
 
 #include "kernels/update.h"
 #include "tensor/dense.h"
@@ -40,6 +42,57 @@ void write_values(const Param& param, const at::Tensor& dense_values) {
   });
 }
 
+at::Tensor weights_of(const Param& param) {
+  const at::NoGradGuard no_grad;
+  at::Tensor values =
+      at::empty_like(param.working, param.working.options().dtype(at::kFloat).requires_grad(false));
+  const UpdateLayout layout = layout_of(param);
+  const auto chunks = chunks_of({values.numel()});
+  auto* const out = values.mutable_data_ptr<float>();
+  const void* const working = param.working.const_data_ptr();
+  for_each_chunk(chunks.size(), [&](std::size_t i) {
+    const auto [array, first, count] = chunks[i];
+    load_weights(layout, address_of(working, first, param.working.element_size()),
+                 address_of(master_data(param), first, master_element_bytes(param)), out + first, count);
+  });
+  return values;
+}
+
+/// The type of the numbers under a working copy whose memory torch::load has put there: wider than its own
+/// type says. A part of a larger tensor has as many bytes behind it, but then the larger tensor holds them,
+/// too.
+std::optional<at::ScalarType> wider_type_under(const at::Tensor& working) {
+  if (working.storage_offset() != 0 || working.numel() == 0 || working.storage().use_count() != 1 ||
+      !working.is_non_overlapping_and_dense())
+    return std::nullopt;
+  const std::size_t bytes = working.storage().nbytes(), elements = static_cast<std::size_t>(working.numel());
+  for (const at::ScalarType wider : {at::kFloat, at::kDouble})
+    if (working.element_size() < static_cast<int64_t>(c10::elementSize(wider)) &&
+        bytes == elements * c10::elementSize(wider))
+      return wider;
+  return std::nullopt;
+}
+
+/// Writes FP32 values that somebody put in the parameter's place into a working copy of its own type, and
+/// into the master with all their bits. `may_be_its_own`: values that the working copy holds exactly, all of
+/// them, are its own after a change of type and back, and masters that round to them stay.
+void take_values(const Param& param, const at::Tensor& values, bool may_be_its_own) {
+  const at::Tensor like = param.master.defined() && has_master(param) ? param.master : values;
+  HALFSTEP_CHECK(values.sizes() == like.sizes(), "parameter '", param.name, "' was replaced by one of shape ",
+                 values.sizes(), "; its master has ", like.sizes(),
+                 ". Build a new MixedPrecision for a model of another shape.");
+  const at::Tensor dense = at::empty_like(like, like.options().dtype(at::kFloat)).copy_(values);
+  check_values_fit(param.name, dense, param.type);
+  at::Tensor working;
+  {
+    const MemoryClassScope memory(MemoryClass::Working);
+    working = at::empty_like(dense, dense.options().dtype(param.type)).copy_(dense);
+  }
+  const bool is_its_own = may_be_its_own && at::equal(working.to(at::kFloat), dense);
+  param.working.set_data(working);
+  if (param.storage != WeightStorage::Fp32 && !is_its_own) write_values(param, dense);
+}
+
 }  // namespace
 
 std::optional<c10::ScalarType> master_type(WeightStorage storage, c10::ScalarType low) {
@@ -52,6 +105,22 @@ std::optional<c10::ScalarType> master_type(WeightStorage storage, c10::ScalarTyp
       return low;
     default:
       return std::nullopt;
+  }
+}
+
+void take_replaced(const Param& param) {
+  if (param.type == c10::ScalarType::Undefined) return;
+  const at::NoGradGuard no_grad;
+  if (param.working.scalar_type() != param.type) {
+    HALFSTEP_CHECK(param.working.is_floating_point() && param.working.device().is_cpu(), "parameter '",
+                   param.name, "' was replaced by one of type ", param.working.scalar_type(), " on ",
+                   param.working.device(), "; expected ", param.type, " on the CPU.");
+    take_values(param, param.working.detach().to(at::kFloat), /*may_be_its_own=*/true);
+  } else if (const auto wider = wider_type_under(param.working)) {
+    const at::Tensor loaded =
+        at::empty({0}, param.working.options().dtype(*wider).requires_grad(false))
+            .set_(param.working.storage(), 0, param.working.sizes(), param.working.strides());
+    take_values(param, loaded.to(at::kFloat), /*may_be_its_own=*/false);
   }
 }
 
@@ -83,7 +152,10 @@ void drop_master(const Param& param) {
 Param make_checked_param(std::string name, at::Tensor parameter, WeightStorage storage, c10::ScalarType low,
                          bool with_master) {
   const at::NoGradGuard no_grad;
-  Param param{.name = std::move(name), .working = std::move(parameter), .storage = storage};
+  Param param{.name = std::move(name),
+              .working = std::move(parameter),
+              .storage = storage,
+              .type = storage == WeightStorage::Fp32 ? at::kFloat : low};
   param.working.mutable_grad().reset();
   if (storage == WeightStorage::Fp32) {
     tag_memory(param.working, MemoryClass::Working);
@@ -105,23 +177,13 @@ Param make_checked_param(std::string name, at::Tensor parameter, WeightStorage s
 }
 
 at::Tensor full_precision(const Param& param) {
-  const at::NoGradGuard no_grad;
-  at::Tensor values =
-      at::empty_like(param.working, param.working.options().dtype(at::kFloat).requires_grad(false));
-  const UpdateLayout layout = layout_of(param);
-  const auto chunks = chunks_of({values.numel()});
-  auto* const out = values.mutable_data_ptr<float>();
-  const void* const working = param.working.const_data_ptr();
-  for_each_chunk(chunks.size(), [&](std::size_t i) {
-    const auto [array, first, count] = chunks[i];
-    load_weights(layout, address_of(working, first, param.working.element_size()),
-                 address_of(master_data(param), first, master_element_bytes(param)), out + first, count);
-  });
-  return values;
+  take_replaced(param);
+  return weights_of(param);
 }
 
 void set_full_precision(const Param& param, const at::Tensor& values) {
   const at::NoGradGuard no_grad;
+  take_replaced(param);
   HALFSTEP_CHECK(values.sizes() == param.working.sizes() && values.scalar_type() == at::kFloat &&
                      values.device().is_cpu(),
                  "parameter '", param.name, "' has shape ", param.working.sizes(),

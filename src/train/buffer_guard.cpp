@@ -10,10 +10,17 @@ constexpr int64_t kSmallElements = 1 << 16;
 
 }  // namespace
 
-BufferGuard::BufferGuard(NamedBuffers buffers) : buffers_(std::move(buffers)), copies_(buffers_.size()) {}
+BufferGuard::BufferGuard(NamedBuffers buffers) : buffers_(std::move(buffers)), copies_(buffers_.size()) {
+  copy_buffers();
+}
 
 void BufferGuard::begin_step() {
-  if (step_begun_ || buffers_.empty()) return;
+  if (step_begun_) return;
+  copy_buffers();
+  step_begun_ = true;
+}
+
+void BufferGuard::copy_buffers() {
   const at::NoGradGuard no_grad;
   for (std::size_t i = 0; i < buffers_.size(); ++i) {
     const at::Tensor& buffer = buffers_[i].second;
@@ -26,11 +33,20 @@ void BufferGuard::begin_step() {
       copy.values = buffer.detach().clone();
     }
   }
+}
+
+void BufferGuard::restart() {
+  step_begun_ = false;
+  copy_buffers();
+}
+
+void BufferGuard::resume_step(const std::vector<at::Tensor>& at_start) {
+  for (std::size_t i = 0; i < copies_.size(); ++i)
+    if (at_start[i].defined()) copies_[i] = {.values = at_start[i].clone()};
   step_begun_ = true;
 }
 
 void BufferGuard::end_step(bool skipped) {
-  if (!step_begun_) return;
   const at::NoGradGuard no_grad;
   for (std::size_t i = 0; i < buffers_.size(); ++i) {
     at::Tensor& buffer = buffers_[i].second;
@@ -43,7 +59,8 @@ void BufferGuard::end_step(bool skipped) {
       buffer.copy_(copy.values);
     }
   }
-  first_step_ = step_begun_ = false;
+  first_step_ = false;
+  restart();
 }
 
 }  // namespace halfstep::train

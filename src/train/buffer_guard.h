@@ -21,15 +21,27 @@ class BufferGuard {
  public:
   explicit BufferGuard(NamedBuffers buffers);
 
-  /// Before the first forward of a step; later calls in the same step do nothing.
+  /// Before the first forward of a step: what the user changed since the last one is kept. Later calls in the
+  /// same step do nothing. Without this call, in a loop that opens scopes of its own, a step begins where the
+  /// last one ended.
   void begin_step();
 
-  /// Puts back what changed since begin_step if the step was skipped.
+  /// Puts back what changed since the step began if it was skipped.
   void end_step(bool skipped);
+
+  /// The next step begins here.
+  void restart();
+
+  /// What each buffer was when the step began; an undefined tensor for one that is not put back.
+  at::Tensor at_start_of_step(std::size_t buffer) const { return copies_[buffer].values; }
+  /// Goes on in a step that began with these values.
+  void resume_step(const std::vector<at::Tensor>& at_start);
 
   const NamedBuffers& buffers() const { return buffers_; }
 
  private:
+  void copy_buffers();
+
   struct Copy {
     at::Tensor values{};
     bool wanted = true;

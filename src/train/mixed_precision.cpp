@@ -98,6 +98,7 @@ std::vector<Param> take_in(const Precision& precision, const Contents& contents)
 const std::string kLossScalePrefix = "loss_scale.";
 const std::string kAccumulationPrefix = "accumulation.";
 const std::string kBufferPrefix = "buffer.";
+const std::string kStartOfStepPrefix = "start_of_step.";  // buffers, if a step's sum is saved with them
 
 /// The values under a prefix, by the rest of their names.
 StateDict under(const StateDict& saved, const std::string& prefix) {
@@ -116,7 +117,7 @@ struct MixedPrecision::Impl {
   std::vector<Param> params;
   scaling::ScalerState scaler;
   std::optional<train::GradAccumulator> accumulator;
-  std::optional<train::WeightWatch> weights;
+  train::WeightWatch weights;
   std::optional<train::BufferGuard> buffers;
   bool backward_ran = false;  // since the last advance
   bool inspected = false;
@@ -137,7 +138,6 @@ struct MixedPrecision::Impl {
     scaler.state = initial_state(scaler.options);
     Contents contents = contents_of(models);
     params = take_in(precision, contents);
-    weights.emplace(params);
     buffers.emplace(std::move(contents.buffers));
     if (options.accumulation != Accumulation::None) accumulator.emplace(options.accumulation);
   }
@@ -175,7 +175,7 @@ struct MixedPrecision::Impl {
 };
 
 MixedPrecision::ForwardScope::ForwardScope(const MixedPrecision& mp) : memory_(MemoryClass::Activation) {
-  mp.impl_->weights->take_replaced(mp.impl_->params);
+  for (const Param& param : mp.impl_->params) take_replaced(param);
   if (at::GradMode::is_enabled()) mp.impl_->buffers->begin_step();
   const Precision& precision = mp.impl_->precision;
   if (precision.compute != at::kFloat)
@@ -223,18 +223,18 @@ void MixedPrecision::backward(const at::Tensor& loss, BackwardOptions options) {
 }
 
 GradSummary MixedPrecision::inspect_grads(GradDetail detail) {
-  if (impl_->inspected && impl_->weights->master_updated(impl_->params))
+  if (impl_->inspected && impl_->weights.master_updated(impl_->params))
     impl_->check_advanced("inspect_grads of the next step");
   impl_->check_backward_ran();
   GradSummary summary = impl_->accumulator ? impl_->accumulator->close(impl_->params, loss_scale(), detail)
                                            : halfstep::inspect_grads(impl_->params, loss_scale(), detail);
-  impl_->weights->note_weights(impl_->params);
+  impl_->weights.note_masters(impl_->params);
   impl_->inspected = summary.any;
   return summary;
 }
 
 void MixedPrecision::advance(const GradSummary& grads) {
-  if (impl_->inspected && grads.any && grads.finite) impl_->weights->check_masters_updated(impl_->params);
+  if (impl_->inspected && grads.any && grads.finite) impl_->weights.end_step(impl_->params);
   if (impl_->accumulator) impl_->accumulator->begin_step();
   impl_->inspected = impl_->backward_ran = false;
   impl_->buffers->end_step(/*skipped=*/grads.any && !grads.finite);
@@ -262,7 +262,7 @@ static void for_each_tensor(const std::vector<Param>& params, const train::Named
 }
 
 StateDict MixedPrecision::state_dict() const {
-  impl_->weights->take_replaced(impl_->params);
+  for (const Param& param : impl_->params) take_replaced(param);
   StateDict saved;
   saved.set("precision", impl_->precision.name());
   saved.set("weights", std::string(to_string(impl_->precision.weights)));
@@ -271,22 +271,31 @@ StateDict MixedPrecision::state_dict() const {
       [&](const std::string& name, const at::Tensor& tensor) { saved.set(name, tensor.detach().clone()); });
   for (const auto& [name, value] : scaling::saved_form(impl_->scaler))
     saved.set(kLossScalePrefix + name, value);
-  if (impl_->accumulator)
-    for (const auto& [name, value] : impl_->accumulator->saved_form(impl_->params))
-      saved.set(kAccumulationPrefix + name, value);
+  if (!impl_->accumulator) return saved;
+  const StateDict sum = impl_->accumulator->saved_form(impl_->params);
+  for (const auto& [name, value] : sum) saved.set(kAccumulationPrefix + name, value);
+  const auto& buffers = impl_->buffers->buffers();
+  for (std::size_t i = 0; i < buffers.size() && sum.size() > 0; ++i)
+    if (const at::Tensor values = impl_->buffers->at_start_of_step(i); values.defined())
+      saved.set(kStartOfStepPrefix + buffers[i].first, values.clone());
   return saved;
 }
 
 void MixedPrecision::load_state_dict(const StateDict& saved) {
   const at::NoGradGuard no_grad;
   const StateDict present = state_dict();
-  // The sum of micro-batches is there or not, as the step was begun or not; the accumulator looks at its
-  // names.
+  // The sum of micro-batches and what belongs to it are there or not, as the step was begun or not; the
+  // accumulator looks at its names.
+  const auto is_of_a_step = [&](const std::string& name) {
+    return impl_->accumulator && (name.starts_with(kAccumulationPrefix) ||
+                                  (name.starts_with(kStartOfStepPrefix) &&
+                                   present.contains(kBufferPrefix + name.substr(kStartOfStepPrefix.size()))));
+  };
   std::vector<std::string_view> names;
   for (const auto& [name, value] : present)
-    if (!name.starts_with(kAccumulationPrefix)) names.push_back(name);
+    if (!is_of_a_step(name)) names.push_back(name);
   for (const auto& [name, value] : saved)
-    if (impl_->accumulator && name.starts_with(kAccumulationPrefix)) names.push_back(name);
+    if (is_of_a_step(name)) names.push_back(name);
   saved.expect_exactly("MixedPrecision", names);
 
   Faults faults;
@@ -305,8 +314,13 @@ void MixedPrecision::load_state_dict(const StateDict& saved) {
                                    : "an undefined tensor",
                   ", expected ", param.master.scalar_type(), " of shape ", param.working.sizes());
   }
-  for (const auto& [name, buffer] : impl_->buffers->buffers())
+  std::vector<at::Tensor> at_start_of_step;
+  for (const auto& [name, buffer] : impl_->buffers->buffers()) {
     faults.expect_like(kBufferPrefix + name, saved.tensor(kBufferPrefix + name), buffer);
+    const std::string at_start = kStartOfStepPrefix + name;
+    at_start_of_step.push_back(saved.contains(at_start) ? saved.tensor(at_start) : at::Tensor());
+    if (saved.contains(at_start)) faults.expect_like(at_start, saved.tensor(at_start), buffer);
+  }
   faults.throw_if_any("MixedPrecision");
   const scaling::ScalerState scaler = scaling::loaded_from(under(saved, kLossScalePrefix));
   if (impl_->accumulator) impl_->accumulator->load(under(saved, kAccumulationPrefix), impl_->params);
@@ -318,6 +332,10 @@ void MixedPrecision::load_state_dict(const StateDict& saved) {
   }
   for_each_tensor(impl_->params, impl_->buffers->buffers(),
                   [&](const std::string& name, at::Tensor tensor) { tensor.copy_(saved.tensor(name)); });
+  // Whatever step was under way is not the loaded state's.
+  impl_->inspected = impl_->backward_ran = false;
+  impl_->buffers->restart();
+  if (under(saved, kStartOfStepPrefix).size() > 0) impl_->buffers->resume_step(at_start_of_step);
 }
 
 }  // namespace halfstep

@@ -1,4 +1,4 @@
-// Notices what happens to a model's weights between the calls of a training step.
+// Notices that masters are not updated.
 #pragma once
 
 #include <halfstep/params.h>
@@ -8,35 +8,24 @@
 
 namespace halfstep::train {
 
+/// An optimizer that does not know masters, such as torch::optim's, writes to working copies alone. What it
+/// leaves is an edit like any other; that no master moves, step after step, is what gives it away.
 class WeightWatch {
  public:
-  explicit WeightWatch(const std::vector<Param>& params);
-
-  /// Takes in weights whose memory or type was replaced. torch::load puts a file's memory under the
-  /// parameter and leaves its type as it was (LibTorch 2.13), so that FP32 numbers are read as BF16 ones;
-  /// set_data and Module::to put another type there.
-  void take_replaced(const std::vector<Param>& params);
-
   /// Called when gradients are inspected.
-  void note_weights(const std::vector<Param>& params);
+  void note_masters(const std::vector<Param>& params);
 
-  /// Whether an optimizer of ours has updated a master since note_weights.
+  /// Whether an optimizer of ours has updated a master since note_masters.
   bool master_updated(const std::vector<Param>& params) const;
 
-  /// Throws an Error if a low-precision weight was written to through data() since note_weights, as
-  /// torch::optim does, and no master was updated. Looks at 64 elements of each.
-  void check_masters_updated(const std::vector<Param>& params) const;
+  /// Called at the end of a step with finite gradients. Throws an Error after ten in a row in which weights
+  /// with masters had gradients and no master was updated; a few may be left out on purpose.
+  void end_step(const std::vector<Param>& params);
 
  private:
-  struct Seen {
-    c10::weak_intrusive_ptr<c10::StorageImpl> memory;  // held weakly: its address is not used again
-    at::ScalarType type;
-    int64_t version;  // when the memory was seen first
-    int64_t noted_version = 0, noted_master_version = 0;
-    std::vector<uint16_t> noted_elements{};  // of a working copy that has a master
-  };
-
-  std::vector<Seen> seen_;
+  std::vector<int64_t> noted_versions_;
+  const Param* first_with_grad_ = nullptr;  // among those with masters
+  int64_t steps_without_update_ = 0;
 };
 
 }  // namespace halfstep::train

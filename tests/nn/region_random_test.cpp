@@ -6,6 +6,8 @@
 #include <torch/torch.h>
 
 #include <atomic>
+#include <barrier>
+#include <set>
 #include <thread>
 
 #include "support/any_machine.h"
@@ -154,6 +156,62 @@ TEST(RegionRandom, DropoutMasksOfForwardAndBackwardAgreeWhileAnotherThreadDraws)
 
 // Were the generator left where the other thread put it, the second region would draw most of the first one's
 // numbers again.
+TEST(RegionRandom, RegionsOfTwoThreadsDrawDifferentNumbers) {
+  constexpr int kRounds = 50;
+  std::barrier together(2);
+  std::vector<at::Tensor> drawn[2];
+  const auto work = [&](int which) {
+    for (int round = 0; round < kRounds; ++round) {
+      const at::Tensor x = at::ones({64}).requires_grad_();
+      together.arrive_and_wait();
+      (void)checkpoint_activations(
+          [&](const at::Tensor& input) {
+            together.arrive_and_wait();
+            drawn[which].push_back(at::rand({64}));
+            together.arrive_and_wait();
+            return input * 2;
+          },
+          x);
+    }
+  };
+  std::thread other(work, 1);
+  work(0);
+  other.join();
+  for (int a = 0; a < kRounds; ++a)
+    for (int b = 0; b < kRounds; ++b) EXPECT_FALSE(at::equal(drawn[0][a], drawn[1][b])) << a << " " << b;
+}
+
+TEST(RegionRandom, AnotherThreadDrawsNoneOfTheRegionsNumbers) {
+  std::set<double> inside, outside;
+  std::barrier together(2);
+  constexpr int kRounds = 50;
+  const auto note = [](const at::Tensor& numbers, std::set<double>& into) {
+    const double* first = numbers.const_data_ptr<double>();
+    into.insert(first, first + numbers.numel());
+  };
+  std::thread other([&] {
+    for (int round = 0; round < kRounds; ++round) {
+      together.arrive_and_wait();
+      note(at::rand({100}, at::kDouble), outside);
+      together.arrive_and_wait();
+    }
+  });
+  for (int round = 0; round < kRounds; ++round) {
+    (void)checkpoint_activations(
+        [&](const at::Tensor& input) {
+          note(at::rand({50}, at::kDouble), inside);
+          together.arrive_and_wait();
+          together.arrive_and_wait();
+          note(at::rand({50}, at::kDouble), inside);
+          return input * 2;
+        },
+        at::ones({4}).requires_grad_());
+  }
+  other.join();
+  EXPECT_EQ(inside.size(), 100u * kRounds);
+  for (const double number : outside) EXPECT_FALSE(inside.contains(number));
+}
+
 TEST(RegionRandom, RegionsDrawOtherNumbersThanTheOnesBeforeWhileAnotherThreadDraws) {
   const auto numbers = [] {
     const at::Tensor x = at::ones(5000).requires_grad_();

@@ -122,26 +122,46 @@ TEST(CallOrder, StepWithoutASummaryUnderALossScaleIsRefused) {
   EXPECT_TRUE(says(error_of([&] { (void)sgd.step({}); }), "carries a loss scale"));
 }
 
-TEST(CallOrder, OptimizerOfTorchOverLowWeightsIsNoticed) {
-  for (const auto storage : {WeightStorage::SplitMaster, WeightStorage::Fp32Master, WeightStorage::Kahan}) {
-    const auto model = fresh_model();
-    MixedPrecision mp(Precision::bf16(storage), *model, kHere);
-    torch::optim::SGD optimizer(model->parameters(), 0.1);
-    mp.backward(mp.forward([&] { return batch_loss(*model); }));
-    const auto grads = mp.inspect_grads();
-    optimizer.step();
-    EXPECT_TRUE(says(error_of([&] { mp.advance(grads); }), "but no master was")) << to_string(storage);
-  }
+/// A step with an optimizer of torch.
+void step_with(torch::optim::Optimizer& optimizer, Mlp& model, MixedPrecision& mp) {
+  optimizer.zero_grad();
+  mp.backward(mp.forward([&] { return batch_loss(model); }));
+  const auto grads = mp.inspect_grads();
+  optimizer.step();
+  mp.advance(grads);
+}
+
+TEST(CallOrder, OptimizerOfTorchOverLowWeightsIsNoticedInTenSteps) {
+  for (const auto storage : {WeightStorage::SplitMaster, WeightStorage::Fp32Master, WeightStorage::Kahan})
+    for (const bool adamw : {false, true}) {
+      const auto model = fresh_model();
+      MixedPrecision mp(Precision::bf16(storage), *model, kHere);
+      std::unique_ptr<torch::optim::Optimizer> optimizer;
+      if (adamw)
+        optimizer =
+            std::make_unique<torch::optim::AdamW>(model->parameters(), torch::optim::AdamWOptions(1e-6));
+      else
+        optimizer = std::make_unique<torch::optim::SGD>(model->parameters(), 1e-6);
+      for (int i = 0; i < 9; ++i) step_with(*optimizer, *model, mp);
+      EXPECT_TRUE(says(error_of([&] { step_with(*optimizer, *model, mp); }), "no master was updated"));
+    }
   // With FP32 weights it is torch.amp's way, and right.
   const auto model = fresh_model();
   MixedPrecision mp(Precision::bf16(WeightStorage::Fp32), *model, kHere);
   torch::optim::SGD optimizer(model->parameters(), 0.1);
-  for (int i = 0; i < 2; ++i) {
-    optimizer.zero_grad();
+  for (int i = 0; i < 12; ++i) step_with(optimizer, *model, mp);
+}
+
+TEST(CallOrder, StepsLeftOutOnPurposeAreNoForeignOptimizer) {
+  const auto model = fresh_model();
+  MixedPrecision mp(Precision::bf16(), *model, kHere);
+  AdamW optimizer(mp.params());
+  for (int i = 0; i < 40; ++i) {
     mp.backward(mp.forward([&] { return batch_loss(*model); }));
     const auto grads = mp.inspect_grads();
-    optimizer.step();
+    if (i % 8 == 7) (void)optimizer.step(grads.unclipped());
     mp.advance(grads);
+    optimizer.zero_grad();
   }
 }
 
