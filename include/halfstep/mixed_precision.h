@@ -74,8 +74,9 @@ struct BackwardOptions {
 /// that opens scopes of its own instead: to what they were after the last advance).
 ///
 /// With accumulation, each backward is one micro-batch: its gradients are checked, added to the sum and
-/// dropped. A sum, not a mean: divide the loss by the number of micro-batches. One that is not finite is not
-/// added: inspect_grads names it and its parameter, and the step is skipped.
+/// dropped. A sum, not a mean: divide the loss by the number of micro-batches. mp.zero_grad() starts it
+/// again. One that is not finite is not added: inspect_grads names it and its parameter, and the step is
+/// skipped.
 ///
 /// Between steps it remembers masters, buffers and the loss scale: save state_dict() with the optimizer's.
 /// With accumulation the sum of a step's first micro-batches is part of it, until inspect_grads closes the
@@ -120,6 +121,10 @@ class HALFSTEP_API MixedPrecision {
 
   /// One read-only pass: finite? norm? whose?
   [[nodiscard]] GradSummary inspect_grads(GradDetail detail = GradDetail::Total);
+
+  /// Drops all gradients, and with accumulation the sum of this step's micro-batches, which the optimizer's
+  /// and the model's zero_grad know nothing of: the step starts again.
+  void zero_grad();
 
   /// Updates the loss scale, and puts buffers back if the step was skipped; once a step, after the optimizer.
   /// Throws SkipLimitError when too many steps in a row were skipped: LossScaling::max_consecutive_skips, 100

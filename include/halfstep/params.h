@@ -5,9 +5,12 @@
 #include <halfstep/config.h>
 #include <halfstep/storage.h>
 
+#include <memory>
 #include <string>
 
 namespace halfstep {
+
+struct ParamRecord;  ///< Halfstep's own: what was last seen of a working copy's memory
 
 /// One parameter of a model. A handle: copies share the tensors.
 ///
@@ -24,6 +27,7 @@ struct Param {
   /// Of the working copy; Undefined: whatever it has. A tensor of another type that is put in its place, by
   /// set_data, Module::to or torch::load, is rounded to this one with its full values as master.
   c10::ScalarType type = c10::ScalarType::Undefined;
+  std::shared_ptr<ParamRecord> record{};  ///< made with the parameter, shared by its copies
   bool loss_scaled = false;  ///< whether its gradients carry a loss scale: an optimizer must be told which
 };
 

@@ -140,10 +140,7 @@ StepReport FusedOptimizer<Options>::step(const GradMultiplier& multiplier) {
   Impl::run(jobs);
   for (auto& job : jobs) {
     ++job.slot->steps;
-    // As an in-place operation of LibTorch would: autograd then sees that a graph has outlived its weights,
-    // and MixedPrecision that the master was updated with its working copy.
-    job.slot->param.working.unsafeGetTensorImpl()->bump_version();
-    if (job.slot->param.master.defined()) job.slot->param.master.unsafeGetTensorImpl()->bump_version();
+    note_update(job.slot->param);
     report.stalls.push_back({.parameter = job.slot->param.name,
                              .updates = static_cast<int64_t>(job.counts.nonzero),
                              .held = static_cast<int64_t>(job.counts.working_unmoved),

@@ -18,6 +18,17 @@ void check_can_be_param(const std::string& name, const at::Tensor& parameter, We
 Param make_checked_param(std::string name, at::Tensor parameter, WeightStorage storage, c10::ScalarType low,
                          bool with_master = true);
 
+/// What was last seen of a parameter; its copies share one.
+struct ParamRecord {
+  c10::weak_intrusive_ptr<c10::StorageImpl> memory{c10::intrusive_ptr<c10::StorageImpl>()};
+  int64_t version = 0;  // of the working copy
+  int64_t updates = 0;  // by optimizers of ours
+};
+
+/// Notes an update by an optimizer of ours, as an in-place operation of LibTorch is noted: autograd then sees
+/// that a graph has outlived its weights.
+void note_update(const Param& param);
+
 /// Takes in a working copy that was replaced by one of another type. torch::load is one such door: it puts a
 /// file's memory under the parameter and leaves its type as it was (LibTorch 2.13), so that FP32 numbers are
 /// read as BF16 ones.

@@ -2,6 +2,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/equal.h>
+#include <c10/core/InferenceMode.h>
 #include <halfstep/error.h>
 #include <halfstep/memory.h>
 #include <halfstep/params.h>
@@ -59,18 +60,28 @@ at::Tensor weights_of(const Param& param) {
 }
 
 /// The type of the numbers under a working copy whose memory torch::load has put there: wider than its own
-/// type says. A part of a larger tensor has as many bytes behind it, but then the larger tensor holds them,
-/// too.
-std::optional<at::ScalarType> wider_type_under(const at::Tensor& working) {
-  if (working.storage_offset() != 0 || working.numel() == 0 || working.storage().use_count() != 1 ||
-      !working.is_non_overlapping_and_dense())
+/// type says. Told from a part of a larger tensor, which has as many bytes behind it: torch::load uses set_,
+/// which counts as a change in place, and leaves nobody else who holds the memory.
+std::optional<at::ScalarType> wider_type_under(const Param& param) {
+  const at::Tensor& working = param.working;
+  const c10::Storage& memory = working.storage();
+  if (!param.record || param.record->memory._unsafe_get_target() == memory.unsafeGetStorageImpl() ||
+      param.record->version == working._version() || memory.use_count() != 1)
     return std::nullopt;
-  const std::size_t bytes = working.storage().nbytes(), elements = static_cast<std::size_t>(working.numel());
-  for (const at::ScalarType wider : {at::kFloat, at::kDouble})
-    if (working.element_size() < static_cast<int64_t>(c10::elementSize(wider)) &&
-        bytes == elements * c10::elementSize(wider))
+  if (working.storage_offset() != 0 || working.numel() == 0 || !working.is_non_overlapping_and_dense())
+    return std::nullopt;
+  for (const at::ScalarType wider : {at::kFloat, at::kDouble}) {
+    const auto bytes = static_cast<int64_t>(c10::elementSize(wider));
+    if (working.element_size() < bytes && static_cast<int64_t>(memory.nbytes()) == working.numel() * bytes)
       return wider;
+  }
   return std::nullopt;
+}
+
+void note_memory(const Param& param) {
+  if (!param.record || param.working.is_inference()) return;
+  param.record->memory = param.working.storage().getWeakStorageImpl();
+  param.record->version = param.working._version();
 }
 
 /// Writes FP32 values that somebody put in the parameter's place into a working copy of its own type, and
@@ -109,19 +120,28 @@ std::optional<c10::ScalarType> master_type(WeightStorage storage, c10::ScalarTyp
 }
 
 void take_replaced(const Param& param) {
-  if (param.type == c10::ScalarType::Undefined) return;
+  if (param.type == c10::ScalarType::Undefined || param.working.is_inference()) return;
+  const c10::InferenceMode as_for_training(false);  // what is made here outlives an evaluation
   const at::NoGradGuard no_grad;
   if (param.working.scalar_type() != param.type) {
     HALFSTEP_CHECK(param.working.is_floating_point() && param.working.device().is_cpu(), "parameter '",
                    param.name, "' was replaced by one of type ", param.working.scalar_type(), " on ",
                    param.working.device(), "; expected ", param.type, " on the CPU.");
     take_values(param, param.working.detach().to(at::kFloat), /*may_be_its_own=*/true);
-  } else if (const auto wider = wider_type_under(param.working)) {
+  } else if (const auto wider = wider_type_under(param)) {
     const at::Tensor loaded =
         at::empty({0}, param.working.options().dtype(*wider).requires_grad(false))
             .set_(param.working.storage(), 0, param.working.sizes(), param.working.strides());
     take_values(param, loaded.to(at::kFloat), /*may_be_its_own=*/false);
   }
+  note_memory(param);
+}
+
+void note_update(const Param& param) {
+  param.working.unsafeGetTensorImpl()->bump_version();
+  if (!param.record) return;
+  ++param.record->updates;
+  param.record->version = param.working._version();
 }
 
 Param make_param(std::string name, at::Tensor parameter, WeightStorage storage, c10::ScalarType low) {
@@ -155,10 +175,12 @@ Param make_checked_param(std::string name, at::Tensor parameter, WeightStorage s
   Param param{.name = std::move(name),
               .working = std::move(parameter),
               .storage = storage,
-              .type = storage == WeightStorage::Fp32 ? at::kFloat : low};
+              .type = storage == WeightStorage::Fp32 ? at::kFloat : low,
+              .record = std::make_shared<ParamRecord>()};
   param.working.mutable_grad().reset();
   if (storage == WeightStorage::Fp32) {
     tag_memory(param.working, MemoryClass::Working);
+    note_memory(param);
     return param;
   }
 
@@ -173,6 +195,7 @@ Param make_checked_param(std::string name, at::Tensor parameter, WeightStorage s
     param.working.set_data(at::empty_like(full, full.options().dtype(low)));
   }
   write_values(param, full);
+  note_memory(param);
   return param;
 }
 
@@ -195,6 +218,7 @@ void set_full_precision(const Param& param, const at::Tensor& values) {
   check_values_fit(param.name, dense, param.working.scalar_type());
   write_values(param, dense);
   param.working.unsafeGetTensorImpl()->bump_version();
+  note_memory(param);
 }
 
 }  // namespace halfstep

@@ -28,6 +28,14 @@ struct Contents {
   train::NamedBuffers buffers;
 };
 
+/// Sparse, expanded and inference tensors cannot: such a buffer is a constant, neither saved nor put back.
+bool can_be_written(const at::Tensor& buffer) {
+  if (buffer.layout() != at::kStrided || buffer.is_inference()) return false;
+  for (int64_t i = 0; i < buffer.dim(); ++i)
+    if (buffer.size(i) > 1 && buffer.stride(i) == 0) return false;
+  return true;
+}
+
 template <typename Embedding>
 bool has_sparse_gradients(torch::nn::Module& module) {
   const auto* embedding = module.as<Embedding>();
@@ -50,13 +58,14 @@ Contents contents_of(const std::vector<NamedModel>& models) {
   std::unordered_set<const c10::TensorImpl*> seen;
   for (const auto& [name, model] : models) {
     const std::string prefix = name.empty() ? "" : name + ".";
-    const auto take = [&](const auto& items, auto& into) {
+    const auto take = [&](const auto& items, auto& into, const auto& wanted) {
       for (const auto& item : items)
-        if (item.value().defined() && seen.insert(item.value().unsafeGetTensorImpl()).second)
+        if (item.value().defined() && wanted(item.value()) &&
+            seen.insert(item.value().unsafeGetTensorImpl()).second)
           into.emplace_back(prefix + item.key(), item.value());
     };
-    take(model.get().named_parameters(), contents.parameters);
-    take(model.get().named_buffers(), contents.buffers);
+    take(model.get().named_parameters(), contents.parameters, [](const at::Tensor&) { return true; });
+    take(model.get().named_buffers(), contents.buffers, can_be_written);
     check_dense_gradients(name, model.get());
     for (const auto& item : model.get().named_modules(name, /*include_self=*/false))
       check_dense_gradients(item.key(), *item.value());
@@ -146,13 +155,14 @@ struct MixedPrecision::Impl {
   /// micro-batches add; with an accumulator, to the sum of a step that is over.
   void check_no_grad_left() const {
     for (const Param& param : params)
-      HALFSTEP_CHECK(
-          (param.storage == WeightStorage::Fp32 && !accumulator) || !param.working.grad().defined(),
-          "MixedPrecision: backward, but '", param.name, "' still has a gradient, of type ",
-          param.working.grad().scalar_type(),
-          ", which autograd would add to. Call optimizer.zero_grad() after each step; set "
-          "requires_grad_(false) on a parameter that no optimizer updates; ask for "
-          "Accumulation::Fp32 if several micro-batches or losses are meant.");
+      HALFSTEP_CHECK((param.storage == WeightStorage::Fp32 && !accumulator &&
+                      (backward_ran || !precision.loss_scaling)) ||
+                         !param.working.grad().defined(),
+                     "MixedPrecision: backward, but '", param.name, "' still has a gradient, of type ",
+                     param.working.grad().scalar_type(),
+                     ", which autograd would add to. Call optimizer.zero_grad() after each step; set "
+                     "requires_grad_(false) on a parameter that no optimizer updates; ask for "
+                     "Accumulation::Fp32 if several micro-batches or losses are meant.");
   }
 
   /// A gradient that backward() did not make carries no loss scale, and is in no sum of micro-batches.
@@ -223,14 +233,21 @@ void MixedPrecision::backward(const at::Tensor& loss, BackwardOptions options) {
 }
 
 GradSummary MixedPrecision::inspect_grads(GradDetail detail) {
-  if (impl_->inspected && impl_->weights.master_updated(impl_->params))
+  if (impl_->inspected && impl_->weights.another_step(impl_->params))
     impl_->check_advanced("inspect_grads of the next step");
   impl_->check_backward_ran();
   GradSummary summary = impl_->accumulator ? impl_->accumulator->close(impl_->params, loss_scale(), detail)
                                            : halfstep::inspect_grads(impl_->params, loss_scale(), detail);
-  impl_->weights.note_masters(impl_->params);
+  impl_->weights.note(impl_->params);
   impl_->inspected = summary.any;
   return summary;
+}
+
+void MixedPrecision::zero_grad() {
+  for (const Param& param : impl_->params) param.working.mutable_grad().reset();
+  if (impl_->accumulator) impl_->accumulator->begin_step();
+  impl_->inspected = impl_->backward_ran = false;
+  impl_->buffers->end_step(/*skipped=*/false);
 }
 
 void MixedPrecision::advance(const GradSummary& grads) {

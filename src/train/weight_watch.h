@@ -1,4 +1,4 @@
-// Notices that masters are not updated.
+// Notices that weights are not updated by an optimizer that knows what they need.
 #pragma once
 
 #include <halfstep/params.h>
@@ -8,23 +8,25 @@
 
 namespace halfstep::train {
 
-/// An optimizer that does not know masters, such as torch::optim's, writes to working copies alone. What it
-/// leaves is an edit like any other; that no master moves, step after step, is what gives it away.
+/// An optimizer of torch::optim writes to working copies alone, and knows nothing of a loss scale. What it
+/// leaves is an edit like any other; that no optimizer of ours comes by, step after step, gives it away.
 class WeightWatch {
  public:
   /// Called when gradients are inspected.
-  void note_masters(const std::vector<Param>& params);
+  void note(const std::vector<Param>& params);
 
-  /// Whether an optimizer of ours has updated a master since note_masters.
-  bool master_updated(const std::vector<Param>& params) const;
+  /// Whether another step than the noted one is under way: an optimizer of ours has updated weights since,
+  /// and these are new gradients.
+  bool another_step(const std::vector<Param>& params) const;
 
-  /// Called at the end of a step with finite gradients. Throws an Error after ten in a row in which weights
-  /// with masters had gradients and no master was updated; a few may be left out on purpose.
+  /// Called at the end of a step with finite gradients. Throws an Error after ten in a row without an update,
+  /// if weights with masters or with a loss scale had gradients; a few may be left out on purpose.
   void end_step(const std::vector<Param>& params);
 
  private:
-  std::vector<int64_t> noted_versions_;
-  const Param* first_with_grad_ = nullptr;  // among those with masters
+  int64_t noted_updates_ = 0;
+  const c10::TensorImpl* noted_grad_ = nullptr;  // compared, never followed
+  const Param* first_in_need_ = nullptr;         // with a gradient, and a master or a loss scale
   int64_t steps_without_update_ = 0;
 };
 

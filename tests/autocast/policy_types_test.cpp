@@ -128,6 +128,50 @@ TEST(PolicyTypes, AnLstmTrainsInFp16) {
     EXPECT_TRUE(parameter.grad().isfinite().all().item<bool>());
 }
 
+TEST(PolicyTypes, GradientsOfALongRecurrentSequenceAreSummedInFp32) {
+  // A mean above 0, so that the gradients of the steps have one sign and their sum grows with the length.
+  const auto gradient = [](auto make, int64_t steps, bool low) {
+    at::manual_seed(3);
+    auto layer = make();
+    const at::Tensor x = at::randn({steps, 4, 16}) + 0.5;
+    if (!low) layer->to(at::kDouble);
+    at::Tensor loss;
+    {
+      std::optional<AutocastScope> scope;
+      if (low) scope.emplace(at::kBFloat16, OpPolicy::standard(), kAnyMachine);
+      loss = std::get<0>(layer->forward(low ? x : x.to(at::kDouble))).to(at::kDouble).sum();
+    }
+    loss.backward();
+    return layer->named_parameters()["weight_hh_l0"].grad().to(at::kDouble);
+  };
+  const auto check = [&](const char* name, auto make) {
+    for (const int64_t steps : {64, 512}) {
+      const at::Tensor exact = gradient(make, steps, false), low = gradient(make, steps, true);
+      // Summed in BF16 it is off by 1 % after 64 steps and 9 % after 512; in FP32 by what BF16 products and
+      // states are off, 2^-8, whatever the length. Twice either is allowed.
+      const double error = ((low - exact).norm() / exact.norm()).item<double>();
+      EXPECT_LT(error, steps <= 64 ? 0.02 : 2 * 0x1p-8) << name << ", " << steps << " steps";
+    }
+  };
+  check("GRU", [] { return torch::nn::GRU(16, 24); });
+  check("RNN", [] { return torch::nn::RNN(16, 24); });
+  check("LSTM", [] { return torch::nn::LSTM(16, 24); });
+  check("LSTM with projections", [] { return torch::nn::LSTM(torch::nn::LSTMOptions(16, 24).proj_size(8)); });
+}
+
+TEST(PolicyTypes, LstmLoopsKeepCInFp32ForLowInput) {
+  // Gates open and closed by large biases: c grows by 1 a step, to 512, where a BF16 sum stops at 256.
+  torch::nn::LSTM lstm(torch::nn::LSTMOptions(1, 2).proj_size(1));
+  {
+    const torch::NoGradGuard no_grad;
+    for (auto& parameter : lstm->parameters()) parameter.zero_();
+    lstm->named_parameters()["bias_ih_l0"].copy_(at::tensor({50, 50, 50, 50, 50, 50, 50, 50}));
+  }
+  const AutocastScope scope(at::kBFloat16, OpPolicy::standard(), kAnyMachine);
+  const auto [output, state] = lstm->forward(at::zeros({512, 1, 1}, at::kBFloat16));
+  EXPECT_EQ(std::get<1>(state).flatten()[0].item<double>(), 512);
+}
+
 TEST(PolicyTypes, AsIsRowLetsInnerOperationsFollowTheirOwnRows) {
   const at::Tensor x = at::rand({3, 4}).to(at::kBFloat16);
   auto policy = OpPolicy::standard();

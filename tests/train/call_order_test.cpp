@@ -143,13 +143,54 @@ TEST(CallOrder, OptimizerOfTorchOverLowWeightsIsNoticedInTenSteps) {
       else
         optimizer = std::make_unique<torch::optim::SGD>(model->parameters(), 1e-6);
       for (int i = 0; i < 9; ++i) step_with(*optimizer, *model, mp);
-      EXPECT_TRUE(says(error_of([&] { step_with(*optimizer, *model, mp); }), "no master was updated"));
+      EXPECT_TRUE(says(error_of([&] { step_with(*optimizer, *model, mp); }),
+                       "no optimizer of Halfstep updated them"));
     }
   // With FP32 weights it is torch.amp's way, and right.
   const auto model = fresh_model();
   MixedPrecision mp(Precision::bf16(WeightStorage::Fp32), *model, kHere);
   torch::optim::SGD optimizer(model->parameters(), 0.1);
   for (int i = 0; i < 12; ++i) step_with(optimizer, *model, mp);
+}
+
+TEST(CallOrder, OptimizerOfTorchUnderALossScaleIsNoticedWithFp32WeightsToo) {
+  const auto model = fresh_model();
+  MixedPrecision mp(fp16_from(2, WeightStorage::Fp32), *model, kHere);
+  torch::optim::SGD optimizer(model->parameters(), 1e-6);
+  for (int i = 0; i < 9; ++i) step_with(optimizer, *model, mp);
+  EXPECT_TRUE(says(error_of([&] { step_with(optimizer, *model, mp); }), "carry a loss scale"));
+}
+
+TEST(CallOrder, GradientsMayBeInspectedAgainAfterTheStep) {
+  for (const auto& precision : {Precision::bf16(), Precision::bf16(WeightStorage::Fp32), fp16_from(256)}) {
+    const auto model = fresh_model();
+    MixedPrecision mp(precision, *model, kHere);
+    AdamW optimizer(mp.params());
+    mp.backward(mp.forward([&] { return batch_loss(*model); }));
+    const auto grads = mp.inspect_grads();
+    EXPECT_TRUE(optimizer.step(grads.unclipped()).stepped());
+    EXPECT_EQ(mp.inspect_grads(GradDetail::PerParam).norm, grads.norm);
+    mp.advance(grads);
+  }
+}
+
+TEST(CallOrder, PlainBackwardBeforeOursUnderALossScaleIsRefused) {
+  const auto model = fresh_model();
+  MixedPrecision mp(fp16_from(256, WeightStorage::Fp32), *model, kHere);
+  mp.forward([&] { return batch_loss(*model); }).backward();
+  EXPECT_TRUE(says(error_of([&] { mp.backward(mp.forward([&] { return batch_loss(*model); })); }),
+                   "still has a gradient"));
+}
+
+TEST(CallOrder, ZeroGradStartsTheSumOfMicroBatchesAgain) {
+  for (const auto accumulation : {Accumulation::Fp32, Accumulation::Bf16Kahan, Accumulation::None}) {
+    torch::nn::Linear model(torch::nn::LinearOptions(1, 1).bias(false));
+    MixedPrecision mp(Precision::bf16(), model, {.autocast = kAnyMachine, .accumulation = accumulation});
+    mp.backward(model->weight.sum() * 1000);
+    mp.zero_grad();
+    mp.backward(model->weight.sum());
+    EXPECT_EQ(mp.inspect_grads().norm, 1);
+  }
 }
 
 TEST(CallOrder, StepsLeftOutOnPurposeAreNoForeignOptimizer) {
@@ -437,6 +478,27 @@ TEST(SkippedStep, PutsBackALargeBufferThatForwardChanges) {
     optimizer.zero_grad();
     EXPECT_EQ(model.codes[0].item<double>(), before + (factor == 1.0 ? 8 : 0));
   }
+}
+
+TEST(SkippedStep, LeavesBuffersAloneThatCannotBeWritten) {
+  struct Graph : torch::nn::Module {
+    Graph() {
+      linear = register_module("linear", torch::nn::Linear(4, 4));
+      register_buffer("adjacency", torch::eye(300).to_sparse());
+      register_buffer("expanded", torch::ones({1, 1}).expand({4, 4}));
+    }
+    torch::nn::Linear linear{nullptr};
+  } model;
+  MixedPrecision mp(Precision::bf16(), model, kHere);
+  AdamW optimizer(mp.params());
+  for (const double factor : {1.0, std::numeric_limits<double>::infinity(), 1.0}) {
+    mp.backward(mp.forward([&] { return model.linear(torch::ones({2, 4})).mean() * factor; }));
+    const auto grads = mp.inspect_grads();
+    EXPECT_EQ(optimizer.step(grads.unclipped()).stepped(), factor == 1.0);
+    mp.advance(grads);
+    optimizer.zero_grad();
+  }
+  mp.load_state_dict(mp.state_dict());
 }
 
 TEST(MixedPrecisionState, HasTheBuffers) {

@@ -225,6 +225,33 @@ TEST(WeightEdits, Fp32FileIsTakenInWithAllItsBits) {
   }
 }
 
+TEST(WeightEdits, PartOfALargerTensorIsNotTakenForAnFp32File) {
+  for (const bool temporary : {false, true})
+    for (const int steps : {0, 2}) {
+      Training run(Precision::bf16());
+      for (int i = 0; i < steps; ++i) ASSERT_TRUE(run.step(i).stepped());
+      at::Tensor table = torch::randn({48, 24}).to(at::kBFloat16);
+      const at::Tensor written = table.narrow(0, 0, 24).clone();
+      weight_of(*run.model).set_data(table.narrow(0, 0, 24));
+      if (temporary) table.reset();
+      run.mp.forward([] {});
+      EXPECT_TRUE(bit_equal(weight_of(*run.model).detach(), written)) << temporary << " " << steps;
+    }
+}
+
+TEST(WeightEdits, LoadedInInferenceModeTrainOn) {
+  const testing::ScratchFolder folder;
+  const auto path = (folder.path() / "fp32.pt").string();
+  torch::save(plain_model(5)->body, path);
+  Training run(Precision::bf16());
+  torch::load(run.model->body, path);
+  {
+    const c10::InferenceMode inference;
+    run.mp.forward([] {});
+  }
+  EXPECT_TRUE(run.step(0).stepped());
+}
+
 TEST(WeightEdits, RoundTripThroughFp32KeepsTheMaster) {
   for (const auto& precision :
        {Precision::bf16(), Precision::bf16(WeightStorage::Fp32Master), Precision::fp16()}) {

@@ -189,16 +189,6 @@ class Session {
                        [](const Region& region) { return is_compression(region.kind); });
   }
 
-  bool attention_in_fp8() const {
-    for (const Region& region : program_.regions)
-      if (region.kind == RegionKind::CompressE4M3 || region.kind == RegionKind::CompressE5M2)
-        for (int i = region.first; i <= region.last; ++i)
-          if (program_.layers[static_cast<size_t>(i)].kind == LayerKind::Attention ||
-              program_.layers[static_cast<size_t>(i)].kind == LayerKind::MultiheadAttention)
-            return true;
-    return false;
-  }
-
   double low_unit() const { return program_.weights == Weights::Fp32 ? 0 : rounding_unit(program_.compute); }
   /// Half of the smallest step of FP16; BF16 reaches as low as FP32.
   double smallest() const {
@@ -423,9 +413,6 @@ class Session {
 
   void check_gradients(const Expected& expected, const StepResult& result) {
     const double unit = rounding_unit(program_.compute);
-    double joint = 0;
-    for (const at::Tensor& grad : expected.grads)
-      if (grad.defined()) joint = std::hypot(joint, grad.norm().item<double>());
     for (size_t i = 0; i < names_.size(); ++i) {
       const at::Tensor& wanted = expected.grads[i];
       expect(wanted.defined() == result.grads[i].defined(), "gradient", names_[i],
@@ -441,13 +428,13 @@ class Session {
       if (program_.sum == Sum::Bf16Kahan) bound += 0x1p-6 * expected.magnitude[i];
       // What is saved inside a layer, such as q, k and v, is off by as much as what enters it.
       for (const Region& region : program_.regions) bound += compression_unit(region.kind) * norm;
-      // Backward of attention takes exp(q k - logsumexp) again, of compressed q and k: in FP8 that is off by
-      // a factor of exp(1/8 of a logit) and more, which no bound of this kind covers.
-      if (attention_in_fp8()) bound += 100 * norm + 10 * joint;
-      count_informative(bound, norm);
-      // What is left where terms cancel, as before a norm that undoes the weight: a few roundings of the
-      // terms, which are of the size of the other gradients. Such a gradient tells nothing in any case.
-      if (bound > 0.5 * norm) bound += 4 * (unit + kFp32Sums) * joint + (compresses() ? joint : 0);
+      // Where terms cancel, as before a norm that undoes the weight, roundings are as large as what is left:
+      // no wrong gradient can be told from a right one. Counted, and held to be finite.
+      if (!(bound <= 0.5 * norm)) {
+        ++verdict_.uninformative;
+        expect(result.grads[i].isfinite().all().item<bool>(), "gradient", names_[i], ": not finite");
+        continue;
+      }
       const double error = (result.grads[i] / result.loss_scale - wanted).norm().item<double>();
       expect_within(error, bound, "gradient", names_[i], ": gradient of norm ", norm);
     }

@@ -286,8 +286,9 @@ at::Tensor moment_rounding(Moments storage, const at::Tensor& moment, bool secon
 
 void UpdateOracle::store(State& state, const at::Tensor& next, const at::Tensor& error) {
   const double unit = rounding_unit(program_.compute);
-  // Below the normal range numbers go in steps: of 2^-24 in FP16, 2^-133 in BF16, 2^-149 in FP32. A weight that
-  // was zeroed under a split master is such a number; a step makes at most eight FP32 operations with it.
+  // Below the normal range numbers go in steps: of 2^-24 in FP16, 2^-133 in BF16, 2^-149 in FP32. A weight
+  // that was zeroed under a split master is such a number; a step makes at most eight FP32 operations with
+  // it.
   const double smallest = program_.compute == Compute::Fp16 ? 0x1p-24 : 0x1p-133;
   double relative = 0, absolute = 8 * 0x1p-149;
   switch (program_.weights) {

@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <map>
 #include <set>
 
 #include "usage/compare.h"
@@ -33,9 +35,10 @@ TEST(Program, PairsThatCannotMeetNeverDo) {
     const auto found = features(draw(seed));
     for (size_t a = 0; a < found.size(); ++a)
       for (size_t b = a + 1; b < found.size(); ++b)
-        if (by_name.contains(found[a]) && by_name.contains(found[b]))
+        if (by_name.contains(found[a]) && by_name.contains(found[b])) {
           EXPECT_TRUE(can_meet(*by_name[found[a]], *by_name[found[b]]))
               << seed << ": " << found[a] << " + " << found[b];
+        }
   }
 }
 
