@@ -77,8 +77,10 @@ TEST_F(ScriptedModule, HasTheSameGradientsInsideACheckpointedRegion) {
     }
     loss.backward();
     std::size_t i = 0;
-    for (const at::Tensor& parameter : module.parameters())
-      EXPECT_TRUE(at::equal(parameter.grad(), expected[i])) << iteration << ", " << i++;
+    for (const at::Tensor& parameter : module.parameters()) {
+      EXPECT_TRUE(at::equal(parameter.grad(), expected[i])) << iteration << ", " << i;
+      ++i;
+    }
   }
 }
 

@@ -237,7 +237,12 @@ std::vector<OpCase> losses() {
       {"smooth_l1_loss", [](Inputs& in) { return at::smooth_l1_loss(in(3, 4), in(3, 4)); }},
       {"huber_loss", [](Inputs& in) { return at::huber_loss(in(3, 4), in(3, 4)); }},
       {"kl_div", [](Inputs& in) { return at::kl_div(in(3, 4), in(3, 4)); }},
-      {"binary_cross_entropy", [](Inputs& in) { return at::binary_cross_entropy(in(3, 4), in(3, 4)); }},
+      {"binary_cross_entropy",
+       [](Inputs& in) {
+         const at::Tensor probabilities =
+             in(3, 4);  // first: compilers differ in which argument they make first
+         return at::binary_cross_entropy(probabilities, in(3, 4));
+       }},
       {"binary_cross_entropy_with_logits",
        [](Inputs& in) {
          return at::binary_cross_entropy_with_logits(in(3, 4), in(3, 4), in.fixed(4), in.fixed(4));
