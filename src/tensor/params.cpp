@@ -121,6 +121,11 @@ std::optional<c10::ScalarType> master_type(WeightStorage storage, c10::ScalarTyp
 
 void take_replaced(const Param& param) {
   if (param.type == c10::ScalarType::Undefined || param.working.is_inference()) return;
+  if (param.working.scalar_type() == param.type && param.record &&
+      param.record->memory._unsafe_get_target() == param.working.storage().unsafeGetStorageImpl()) {
+    param.record->version = param.working._version();
+    return;
+  }
   const c10::InferenceMode as_for_training(false);  // what is made here outlives an evaluation
   const at::NoGradGuard no_grad;
   if (param.working.scalar_type() != param.type) {
