@@ -124,10 +124,13 @@ class Session {
 
     check_decision(expected, result);
     if (result.stepped) {
-      // Inputs of 1e5 saturate gates and losses: no first order tells how roundings change such gradients.
-      if (!large_input_) check_gradients(expected, result);
+      // Inputs of 1e5 saturate gates and losses: no first order tells how roundings change such gradients,
+      // nor the statistics behind an attention that jumps from one key to another.
+      if (!large_input_) {
+        check_gradients(expected, result);
+        check_buffers(expected, after);
+      }
       check_updates(result, after);
-      check_buffers(expected, after);
     } else {
       check_nothing_changed();
     }
@@ -478,13 +481,14 @@ class Session {
         best = std::min(best, (after.buffers[b].to(at::kDouble) - wanted).norm().item<double>());
       const double norm = expected.buffers[b][0].norm().item<double>();
       // A second run inside a compressed region sees the compressed input, and moves a tenth of the
-      // statistics.
-      const double rerun_on_compressed = runs_again(expected.buffers[b]) && compresses() ? 0.1 : 0;
+      // statistics. A mean near 0 is off by a part of what it is the mean of, which is of the size of 1 here.
+      const double size = norm + std::sqrt(static_cast<double>(after.buffers[b].numel()));
+      const double rerun_on_compressed = runs_again(expected.buffers[b]) && compresses() ? 0.1 * size : 0;
       // More runs move the statistics, and their sensitivity, up to as many times as far.
       const double runs = static_cast<double>(expected.buffers[b].size());
       expect_within(best,
                     sensitivity() * runs * expected.buffer_sensitivity[b] +
-                        (rounding_unit(program_.compute) + kFp32Sums + rerun_on_compressed) * norm,
+                        (rounding_unit(program_.compute) + kFp32Sums) * norm + rerun_on_compressed,
                     "buffer", "running statistics ", b);
     }
   }
