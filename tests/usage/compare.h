@@ -18,6 +18,7 @@ struct Verdict {
   std::vector<Disagreement> disagreements;
   int64_t checks = 0;
   int64_t uninformative = 0;  ///< of these: the bound is so wide that a wrong value could be inside
+  int64_t second_looks = 0;   ///< steps and evaluations that needed more samples of the roundings
   /// The largest error in units of its bound, by kind: how much room the bounds leave.
   std::map<std::string, double> worst;
 };

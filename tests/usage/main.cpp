@@ -166,7 +166,7 @@ struct Shared {
 double wall_now() { return std::chrono::duration<double>(Clock::now().time_since_epoch()).count(); }
 
 struct Tally {
-  int64_t programs = 0, checks = 0, uninformative = 0;
+  int64_t programs = 0, checks = 0, uninformative = 0, second_looks = 0;
 };
 
 /// Of a disagreement's text, after its "step 2: ".
@@ -193,7 +193,8 @@ std::string first_word(const std::string& text) {
     shared.started = wall_now();
     const Program program = draw(seed, options.without);
     const Verdict verdict = run(program, scratch);
-    std::string line = std::to_string(verdict.checks) + ' ' + std::to_string(verdict.uninformative);
+    std::string line = std::to_string(verdict.checks) + ' ' + std::to_string(verdict.uninformative) + ' ' +
+                       std::to_string(verdict.second_looks);
     for (const std::string& feature : features(program))
       if (const auto id = id_of.find(feature); id != id_of.end()) line += ' ' + std::to_string(id->second);
     send(to, 'P', line);
@@ -373,7 +374,8 @@ class Parent {
       const auto numbers = split(text, ' ', 1000);
       tally_.checks += std::stoll(numbers[0]);
       tally_.uninformative += std::stoll(numbers[1]);
-      for (size_t a = 2; a < numbers.size(); ++a)
+      tally_.second_looks += std::stoll(numbers[2]);
+      for (size_t a = 3; a < numbers.size(); ++a)
         for (size_t b = a + 1; b < numbers.size(); ++b) {
           const size_t x = std::stoul(numbers[a]), y = std::stoul(numbers[b]);
           ++counts_[std::min(x, y)][std::max(x, y)];
@@ -391,6 +393,7 @@ class Parent {
                   .source = type == 'S' ? parts[4] : std::string()};
       if (type == 'F') {
         failing_.push_back(found);
+        if (failing_.size() <= 20) show("disagrees", found);
         return;
       }
       const bool is_new = std::none_of(shrunk_.begin(), shrunk_.end(), [&](const Found& other) {
@@ -433,9 +436,11 @@ class Parent {
     for (const Found& found : shrunk_)
       std::printf("\n// ---- seed %llu [%s] %s\n%s", static_cast<unsigned long long>(found.seed),
                   found.kind.c_str(), found.text.c_str(), found.source.c_str());
-    std::printf("\n%lld programs in %.0f s, %.1f per second; %lld checks, %.2f %% uninformative\n",
-                static_cast<long long>(tally_.programs), seconds, tally_.programs / seconds,
-                static_cast<long long>(tally_.checks), 100 * share);
+    std::printf(
+        "\n%lld programs in %.0f s, %.1f per second; %lld checks, %.2f %% uninformative, %lld second "
+        "looks\n",
+        static_cast<long long>(tally_.programs), seconds, tally_.programs / seconds,
+        static_cast<long long>(tally_.checks), 100 * share, static_cast<long long>(tally_.second_looks));
     std::printf("%zu programs disagree, %zu different after shrinking\n", failing_.size(), shrunk_.size());
     for (const auto& [kind, count] : kinds) std::printf("  %-20s %d\n", kind.c_str(), count);
     std::printf("largest error in units of its bound:");
@@ -455,6 +460,7 @@ class Parent {
         ", \"programs\": " + std::to_string(tally_.programs) +
         ", \"checks\": " + std::to_string(tally_.checks) +
         ", \"uninformative_share\": " + std::to_string(share) +
+        ", \"second_looks\": " + std::to_string(tally_.second_looks) +
         ", \"disagreeing_programs\": " + std::to_string(failing_.size()) + ", \"disagreements\": [";
     for (size_t i = 0; i < shrunk_.size(); ++i)
       out += std::string(i ? ", " : "") + "{\"seed\": " + std::to_string(shrunk_[i].seed) +

@@ -57,6 +57,9 @@ GradientOracle::GradientOracle(const Program& program)
   for (auto* tensors : {&parameters_, &buffers_})
     for (auto& [name, tensor] : *tensors)
       if (tensor.is_floating_point()) tensor.set_data(tensor.detach().to(at::kDouble));
+  sensitivity_.assign(parameters_.size(), 0);
+  compression_.assign(parameters_.size(), 0);
+  buffer_sensitivity_.assign(buffers_.size(), 0);
 }
 
 void GradientOracle::load(const Snapshot& present) {
@@ -88,8 +91,14 @@ at::Tensor GradientOracle::forward(const Batch& batch, bool perturbed, bool comp
   for (int i = 0; i < static_cast<int>(program_.layers.size()); ++i) {
     const double unit = compressed ? compression_of_layer(program_, i) : 0;
     if (unit > 0) {
-      // Forward as it is; the derivative at a point that is off by what the compression may do.
-      const at::Tensor off = model_.layer(i, x * noise_like(x, unit, random_));
+      // Forward as it is; the derivative at a point that is off by what the compression may do. A norm's
+      // statistics are saved beside its compressed input and do not follow it, so what cancels here, as the
+      // gradient along the input, does not cancel there: the gradient that leaves is off as well.
+      const at::Tensor near = x * noise_like(x, unit, random_);
+      if (near.requires_grad())
+        near.register_hook(
+            [this, unit](const at::Tensor& grad) { return grad * noise_like(grad, unit, random_); });
+      const at::Tensor off = model_.layer(i, near);
       at::NoGradGuard no_grad_for_value;
       const at::Tensor value = model_.layer(i, x) - off;
       at::AutoGradMode grad(true);
@@ -102,13 +111,13 @@ at::Tensor GradientOracle::forward(const Batch& batch, bool perturbed, bool comp
   return perturb(model_.head(x), perturbed);
 }
 
-Expected GradientOracle::gradients(const Snapshot& present, const std::vector<MicroBatch>& micro_batches) {
+Expected GradientOracle::gradients(const Snapshot& present, const std::vector<MicroBatch>& micro_batches,
+                                   int samples) {
   Expected expected;
   const size_t count = parameters_.size();
   expected.sensitivity.assign(count, 0);
   expected.compression.assign(count, 0);
   expected.magnitude.assign(count, 0);
-  expected.buffer_sensitivity.assign(buffers_.size(), 0);
   const double share = 1.0 / static_cast<double>(micro_batches.size());
 
   const auto run = [&](bool perturbed, bool compressed) {
@@ -174,35 +183,32 @@ Expected GradientOracle::gradients(const Snapshot& present, const std::vector<Mi
   for (const auto& [name, parameter] : parameters_) expected.weights.push_back(parameter.detach().clone());
   if (!expected.finite) return expected;
 
-  const auto widen = [&](const std::vector<at::Tensor>& grads, std::vector<double>& sensitivity) {
-    for (size_t i = 0; i < count; ++i)
-      if (grads[i].defined() && expected.grads[i].defined())
-        sensitivity[i] = std::max(sensitivity[i], (grads[i] - expected.grads[i]).norm().item<double>());
+  // Each in proportion to the gradient, and the largest of all steps so far.
+  const auto norm_of = [&](size_t i) {
+    return expected.grads[i].defined() ? expected.grads[i].norm().item<double>() : 0;
   };
-  // Twice in the first step, once in each later one, where what was seen before still counts in part.
-  const bool first_step = relative_sensitivity_.empty();
-  relative_sensitivity_.resize(count, 0);
-  for (int i = 0; i < (first_step ? 2 : 1); ++i) {
-    widen(run(true, false), expected.sensitivity);
+  const auto widen = [&](const std::vector<at::Tensor>& grads, std::vector<double>& relative) {
+    for (size_t i = 0; i < count; ++i)
+      if (const double norm = norm_of(i); norm > 0 && grads[i].defined())
+        relative[i] = std::max(relative[i], (grads[i] - expected.grads[i]).norm().item<double>() / norm);
+  };
+  for (int i = 0; i < samples; ++i) {
+    widen(run(true, false), sensitivity_);
     for (size_t b = 0; b < buffers_.size(); ++b)
       if (buffers_[b].second.is_floating_point())
-        expected.buffer_sensitivity[b] =
-            std::max(expected.buffer_sensitivity[b],
-                     (buffers_[b].second - expected.buffers[b][0]).norm().item<double>());
+        buffer_sensitivity_[b] = std::max(
+            buffer_sensitivity_[b], (buffers_[b].second - expected.buffers[b][0]).norm().item<double>());
+    if (any_compression(program_)) widen(run(false, true), compression_);
   }
   for (size_t i = 0; i < count; ++i) {
-    if (!expected.grads[i].defined()) continue;
-    const double norm = expected.grads[i].norm().item<double>();
-    expected.sensitivity[i] = std::max(expected.sensitivity[i], 0.7 * relative_sensitivity_[i] * norm);
-    if (norm > 0)
-      relative_sensitivity_[i] = std::max(relative_sensitivity_[i], expected.sensitivity[i] / norm);
+    expected.sensitivity[i] = sensitivity_[i] * norm_of(i);
+    expected.compression[i] = compression_[i] * norm_of(i);
   }
-  if (any_compression(program_))
-    for (int i = 0; i < 2; ++i) widen(run(false, true), expected.compression);
+  expected.buffer_sensitivity = buffer_sensitivity_;
   return expected;
 }
 
-GradientOracle::Logits GradientOracle::evaluate(const Snapshot& present, const Batch& given) {
+GradientOracle::Logits GradientOracle::evaluate(const Snapshot& present, const Batch& given, int samples) {
   torch::NoGradGuard no_grad;
   Batch batch = given;
   if (!program_.tokens) batch.input = batch.input.to(at::kDouble);
@@ -210,7 +216,7 @@ GradientOracle::Logits GradientOracle::evaluate(const Snapshot& present, const B
   model_.eval();
   model_.replay_masks({});
   Logits logits{forward(batch, false, false), 0};
-  for (int i = 0; i < 2; ++i) {
+  for (int i = 0; i < samples; ++i) {
     load(present);
     for (auto& [name, parameter] : parameters_) parameter.mul_(noise_like(parameter, unit_, random_));
     logits.sensitivity =

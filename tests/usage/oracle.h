@@ -53,15 +53,15 @@ class GradientOracle {
   /// Sensitivity: the same again with every weight, every layer's output and every gradient that leaves a
   /// layer multiplied by 1 + e, with e uniform in [-u, u], element by element, u the rounding unit of the
   /// compute type: what roundings at these places do to the result, to first order and with the same
-  /// statistics.
-  Expected gradients(const Snapshot& present, const std::vector<MicroBatch>& micro_batches);
+  /// statistics. The largest of so many new samples and of all before.
+  Expected gradients(const Snapshot& present, const std::vector<MicroBatch>& micro_batches, int samples);
 
   struct Logits {
     at::Tensor values;
     double sensitivity;
   };
   /// Evaluation of one batch.
-  Logits evaluate(const Snapshot& present, const Batch& batch);
+  Logits evaluate(const Snapshot& present, const Batch& batch, int samples);
 
  private:
   void load(const Snapshot& present);
@@ -74,7 +74,8 @@ class GradientOracle {
   at::Generator random_;
   double unit_;
   double largest_ = 0;
-  std::vector<double> relative_sensitivity_;  ///< of each gradient, the largest so far
+  /// The largest so far; the first two in proportion to the gradient.
+  std::vector<double> sensitivity_, compression_, buffer_sensitivity_;
 };
 
 /// The weights that an optimizer should arrive at, and how far off a storage may be.
