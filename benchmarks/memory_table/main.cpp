@@ -19,6 +19,7 @@ namespace bench {
 namespace {
 
 using Json = nlohmann::ordered_json;
+using std::int64_t;
 
 constexpr double kMostBytesWith8BitMoments = 9;
 
@@ -55,6 +56,7 @@ int run_child(const std::string& model, const std::string& scheme, int threads) 
   at::set_num_threads(threads);
   const MemoryFound found = measure(named(memory_cases(), model), named(memory_schemes(), scheme));
   const Json json{{"parameters", found.parameters},
+                  {"trained", found.trained},
                   {"bytes_per_parameter", found.bytes_per_parameter()},
                   {"after_backward", by_class(found.after_backward)},
                   {"at_peak", by_class(found.at_peak)}};
@@ -106,6 +108,16 @@ std::vector<std::string> shortfalls(const Json& found) {
   if (bytes > kMostBytesWith8BitMoments)
     lines.push_back(halfstep::detail::concat("8-bit moments: ", bytes, " bytes a parameter, at most ",
                                              kMostBytesWith8BitMoments));
+  // A split master is 2 bytes and FP32 moments are 8, of what is trained; frozen parameters have neither.
+  for (const auto& [model, schemes] : found.items()) {
+    const Json& row = schemes["bf16_last_block_only"];
+    const int64_t trained = row["trained"], master = row["after_backward"]["master"],
+                  moments = row["after_backward"]["moments"];
+    if (master != 2 * trained || moments != 8 * trained)
+      lines.push_back(halfstep::detail::concat(model, ", last block only: ", trained,
+                                               " trained parameters have ", master, " bytes of masters and ",
+                                               moments, " of moments"));
+  }
   for (const PeakGoal& goal : kPeakGoals) {
     const double ratio = found[goal.model][goal.scheme]["peak_ratio"];
     if (ratio > goal.ratio)

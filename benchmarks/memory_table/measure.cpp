@@ -30,13 +30,15 @@ MemoryFound measure_second_step(const Gpt& model, const Halves& halves) {
   halfstep::reset_memory_peak();
   halves.zero_forward_backward();
   MemoryFound found{.parameters = parameter_count(model), .after_backward = halfstep::memory_report().live};
+  for (const auto& parameter : model.parameters())
+    if (parameter.requires_grad()) found.trained += parameter.numel();
   halves.inspect_and_step();
   found.at_peak = halfstep::memory_report().at_peak;
 
   std::size_t working = 0, gradients = 0;
   for (const auto& parameter : model.parameters()) {
     working += parameter.nbytes();
-    gradients += parameter.grad().nbytes();
+    if (parameter.requires_grad()) gradients += parameter.grad().nbytes();
   }
   HALFSTEP_CHECK(found.after_backward[MemoryClass::Working] == working &&
                      found.after_backward[MemoryClass::Gradient] == gradients,
@@ -99,6 +101,7 @@ const std::vector<MemoryScheme>& memory_schemes() {
        .precision = Precision::bf16(),
        .moments = MomentStorage::Blockwise8,
        .activations = BlockActivations::ComputedAgain},
+      {.name = "bf16_last_block_only", .precision = Precision::bf16(), .last_block_only = true},
   };
   return all;
 }
@@ -126,6 +129,10 @@ MemoryFound measure(const MemoryCase& what, const MemoryScheme& scheme) {
     const halfstep::MemoryClassScope working(MemoryClass::Working);
     return Gpt(what.shape, scheme.activations);
   }();
+  if (scheme.last_block_only) {
+    const std::string last = halfstep::detail::concat("blocks.", what.shape.layers - 1, ".");
+    for (auto& item : model.named_parameters()) item.value().requires_grad_(item.key().starts_with(last));
+  }
   // What the tokens are is of no account for memory; next-token targets would be one more small tensor.
   const at::Tensor tokens = at::randint(what.shape.vocabulary, {what.sequences, what.shape.context});
   return scheme.precision ? measure_halfstep(model, tokens, scheme) : measure_libtorch_alone(model, tokens);

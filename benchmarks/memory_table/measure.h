@@ -21,6 +21,7 @@ struct MemoryScheme {
       {};  ///< none: FP32 by LibTorch alone, with torch::optim::AdamW
   halfstep::MomentStorage moments = halfstep::MomentStorage::Fp32;
   BlockActivations activations = BlockActivations::Kept;
+  bool last_block_only = false;  ///< every other parameter is frozen
 };
 
 /// FP32 by LibTorch alone first.
@@ -36,6 +37,7 @@ const std::vector<MemoryCase>& memory_cases();
 
 struct MemoryFound {
   std::int64_t parameters = 0;
+  std::int64_t trained = 0;                     ///< of these, without the frozen ones
   halfstep::MemoryAmounts after_backward = {};  ///< live bytes, when gradients and moments are both there
   halfstep::MemoryAmounts at_peak = {};         ///< of the whole second step
 

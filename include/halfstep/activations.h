@@ -53,7 +53,8 @@ class HALFSTEP_API CheckpointedCall {
 /// - It must do the same each time; a run that saves other tensors than the first is an Error. What it
 ///   changes besides, such as running statistics, is changed twice.
 /// - Inputs and parameters that were changed in place before backward are an error. Not noticed: a change
-///   through data(), and a tensor without a gradient that no operation saves.
+///   through data(), a tensor without a gradient that no operation saves, and a captured activation that was
+///   changed through detach().
 /// - Random numbers that are drawn without an operator of LibTorch are not repeated, and seeding the default
 ///   generator inside the function does not affect the function. A generator that is passed to an operator is
 ///   repeated; let no other thread draw from it meanwhile.
@@ -85,7 +86,9 @@ auto checkpoint_activations(Function function, const Inputs&... inputs) {
 ///
 /// Where backward takes exp of what is restored, the error grows with it: attention's q and k, and the input
 /// of logsumexp. With logits of deviation 9 the gradient of q was off by 3 % (BF16), 41 % (E4M3) and 89 %
-/// (E5M2): leave such layers outside the scope, or use BF16.
+/// (E5M2): leave such layers outside the scope, or use BF16. A norm divides by its input's deviation, which
+/// is not compressed: where that is smaller than the error of the input, the gradient is noise, and in FP16
+/// may overflow, so that the step is skipped. Leave norms of inputs that hardly vary outside as well.
 ///
 /// What is not finite stays not finite; E4M3 has no Inf and keeps NaN instead, and the finite ones among its
 /// 128 end at the format's max.

@@ -27,13 +27,21 @@ struct Checkpoint {
   std::map<std::string, StateDict> parts{};
   /// Of the machine and libraries that wrote it: empty before it is saved. See fingerprint_changes.
   std::map<std::string, std::string> fingerprint{};
+  /// False while the run is in trouble, such as in a row of skipped steps: see CheckpointOptions::keep_last.
+  bool healthy = true;
+  std::optional<double> score{};  ///< the lower, the better: a held-out loss
 
   /// The part of that name; an Error that lists those there are.
   HALFSTEP_API const StateDict& part(std::string_view name) const;
 };
 
+/// Which checkpoints stay when a new one is durable: those that any line names, pinned ones
+/// (pin_checkpoint), and the newest. One that is not healthy takes no other's place: when it is not the
+/// newest any more it goes, and the last healthy ones are there to go back to.
 struct CheckpointOptions {
-  int64_t keep_last = 3;  ///< older ones are removed when a new one is durable; 0 keeps all
+  int64_t keep_last = 3;   ///< healthy ones; 0 keeps all
+  int64_t keep_every = 0;  ///< those of steps that are multiples of it; 0: none
+  bool keep_best = false;  ///< the one with the lowest score
 };
 
 struct SaveReport {
@@ -77,8 +85,11 @@ class HALFSTEP_API CheckpointFolder {
   /// went wrong with the one before, which then is not saved, and does not begin this one.
   SaveReport save_async(Checkpoint checkpoint);
 
-  /// Until nothing is being written. Throws what went wrong, once.
+  /// Until nothing is being written. Throws what went wrong, once; an OldCheckpointError if the checkpoint is
+  /// saved and only an older one could not be removed.
   void wait();
+  /// Whether wait() would have to wait.
+  bool writing() const;
 
   /// Steps with a checkpoint, in rising order. One that is being written is not among them.
   std::vector<int64_t> steps() const;
@@ -122,11 +133,20 @@ struct CheckpointSummary {
   std::map<std::string, std::string> fingerprint{};
   std::vector<Part> parts{};
   uint64_t file_bytes = 0;  ///< of the safetensors file
+  bool healthy = true;
+  std::optional<double> score{};
+  bool pinned = false;
 };
 HALFSTEP_API CheckpointSummary summarize_checkpoint(const std::filesystem::path& folder, int64_t step);
 
 /// All that is wrong with a checkpoint, each in a sentence; nothing if every byte is as it was saved.
 HALFSTEP_API std::vector<std::string> verify_checkpoint(const std::filesystem::path& folder, int64_t step);
+
+/// A pinned checkpoint stays until it is unpinned. Also for a folder that a run is writing to.
+HALFSTEP_API void pin_checkpoint(const std::filesystem::path& folder, int64_t step, bool pinned = true);
+
+/// Removes one. An Error if it is pinned, is not there, or if a run is writing to the folder.
+HALFSTEP_API void remove_checkpoint(const std::filesystem::path& folder, int64_t step);
 
 /// Writes the tensors of one part into a safetensors file of their own.
 HALFSTEP_API void export_part(const std::filesystem::path& folder, int64_t step, std::string_view part,

@@ -33,6 +33,12 @@ class HALFSTEP_API FileError : public Error {
   int code_;
 };
 
+/// A checkpoint is saved, and one that it made superfluous could not be removed: no reason to end a run.
+class HALFSTEP_API OldCheckpointError : public FileError {
+ public:
+  using FileError::FileError;
+};
+
 namespace detail {
 
 template <typename... Parts>

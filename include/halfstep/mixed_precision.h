@@ -141,6 +141,9 @@ class HALFSTEP_API MixedPrecision {
   double loss_scale() const;  ///< 1 without loss scaling
   /// Clean and skipped steps are counted without loss scaling too.
   const LossScaleState& loss_scale_state() const;
+  /// How the scale moves from here on: after load_state_dict, which brings the saved rules along. The present
+  /// scale stays, but for a floor above it or a cap below.
+  void set_loss_scaling(const LossScaling& options);
 
   /// Weights with all their bits, buffers, and the loss scale. Loading refuses what does not fit, all at
   /// once.

@@ -22,7 +22,7 @@ struct RunHistory {
   struct End {
     int64_t step = 0;
     double seconds = 0.0;
-    std::string outcome;  ///< "done", "interrupted", "diverged", "failed"
+    std::string outcome;  ///< "done", "interrupted", "out of time", "diverged", "failed"
     std::string why;      ///< a sentence, or empty
   };
 
@@ -47,6 +47,7 @@ struct RunHistory {
   std::vector<EvaluationRecord> evaluations{};
   std::vector<SampleRecord> samples{};
   std::vector<Note> notes{};
+  std::vector<CheckpointRecord> checkpoints{};     ///< those that became durable
   bool last_line_cut = false;                      ///< a record was being written when the process died
   std::map<std::string, int64_t> unknown_kinds{};  ///< records of a later version, by kind: passed over
 

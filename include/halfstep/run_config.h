@@ -82,12 +82,20 @@ struct RunConfig {
     int64_t sample_every = 0;
     std::string sample_prompt = "The ";
     int64_t sample_tokens = 64;
+    std::string on_divergence = "stop";
+    int64_t most_rollbacks = 3;
+    std::optional<int64_t> patience{};
+    std::optional<double> time_limit_minutes{};
+    double watchdog_minutes = 10;
     bool operator==(const Train&) const = default;
   } train{};
 
   struct Checkpoint {
     int64_t every = 0;
+    double every_minutes = 10;
     int64_t keep_last = 2;
+    int64_t keep_every = 0;
+    bool keep_best = false;
     std::string resume = "auto";
     bool operator==(const Checkpoint&) const = default;
   } checkpoint{};

@@ -80,6 +80,14 @@ struct SampleRecord {
   std::string text;
 };
 
+/// A checkpoint that is on the disk.
+struct CheckpointRecord {
+  int64_t step = 0;  ///< when that was known; the run goes on while a checkpoint is written
+  double seconds = 0.0;
+  int64_t saved_step = 0;  ///< the checkpoint's own
+  int64_t tensor_bytes = 0;
+};
+
 /// A record as it stands in log.jsonl: one line, with its end.
 HALFSTEP_API std::string to_json(const StepRecord& record);
 HALFSTEP_API std::string to_json(const EvaluationRecord& record);
@@ -87,7 +95,8 @@ HALFSTEP_API std::string to_json(const SampleRecord& record);
 
 /// The log of one run folder. Every record is one `write` of one line into each file that holds it: a process
 /// that is killed leaves at most one cut line, the last, which `resume` removes. What the operating system
-/// refuses is a FileError; the files then end with the record before.
+/// refuses is a FileError; the files then end with the record before, and the refused one is kept in memory
+/// and written before the next: a run can go on over a disk that was full for a while.
 ///
 /// Records come in the order of their steps; another order is an Error. Bytes that are not UTF-8 become
 /// U+FFFD. One writer a folder (CheckpointFolder's lock sees to it), one thread a log.
@@ -112,11 +121,15 @@ class HALFSTEP_API RunLog {
   void evaluation(const EvaluationRecord& record);
   void sample(const SampleRecord& record);
   void note(int64_t step, double seconds, std::string_view text);
-  /// How the run ended: "done", "interrupted", "diverged", and a sentence.
+  void checkpoint(const CheckpointRecord& record);
+  /// How the run ended: "done", "interrupted", "out of time", "diverged", "failed", and a sentence.
   void end(int64_t step, double seconds, std::string_view outcome, std::string_view why);
 
-  /// Puts both files on the disk. Before a checkpoint, so that no checkpoint is ahead of its log.
+  /// Puts both files on the disk, refused records too. Before a checkpoint, so that none is ahead of its log.
   void sync();
+
+  /// The last step that the log of a folder tells of; 0 if it tells of none, or is not there.
+  static int64_t last_step(const std::filesystem::path& folder);
 
   /// `seconds` of the last step that `resume` kept, to count on from; 0 in a new log.
   double seconds_before() const;

@@ -27,12 +27,14 @@ struct RunPlan {
 
 /// How a run ended.
 enum class RunOutcome {
-  Done,         ///< all steps
+  Done,         ///< all steps, or no lower held-out loss for train.patience evaluations
   Interrupted,  ///< it was asked to stop, and saved
-  Diverged,     ///< too many steps in a row were skipped
+  OutOfTime,    ///< train.time_limit_minutes are over, and it saved
+  Diverged,     ///< too many steps in a row were skipped, or the loss rose for good
+  Failed,       ///< an error ended it
 };
 
-/// "done", "interrupted", "diverged".
+/// "done", "interrupted", "out of time", "diverged", "failed".
 HALFSTEP_API std::string_view to_string(RunOutcome outcome);
 
 struct RunEnd {
@@ -58,6 +60,11 @@ class HALFSTEP_API RunWatcher {
   /// Something worth a line: a checkpoint was saved, the processor differs from the one before.
   virtual void note(int64_t step, std::string_view text) = 0;
   virtual void end(const RunEnd& end) = 0;
+  /// No progress for so long. Called by a thread of its own, while the run's may hang.
+  virtual void stuck(std::string_view doing, double seconds) {
+    (void)doing;
+    (void)seconds;
+  }
 };
 
 }  // namespace halfstep

@@ -52,8 +52,11 @@ class HALFSTEP_API TokenFile {
   TokenFormat format() const;
   const std::filesystem::path& path() const;
 
-  /// Fills `ids` with those from `first` on.
+  /// Fills `ids` with those from `first` on. A FileError if the file was cut short since it was opened.
   void read(int64_t first, std::span<int64_t> ids) const;
+
+  /// A number made of every id: other data has another. Reads the whole file.
+  uint64_t digest() const;
 
  private:
   struct State;

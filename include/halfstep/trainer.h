@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 
 namespace halfstep {
 
@@ -22,6 +23,13 @@ struct RunEstimate {
   int64_t checkpoint_bytes = 0;     ///< of one
 };
 
+struct TrainerOptions {
+  /// Goes on from that checkpoint instead of the latest, and removes the later ones.
+  std::optional<int64_t> from_step{};
+  /// Of training and of held-out text, each; 0: all. For an estimate, which needs no more.
+  int64_t most_text_bytes = 0;
+};
+
 /// One training run in one folder.
 ///
 ///     halfstep::install_cpu_allocator();
@@ -32,12 +40,15 @@ struct RunEstimate {
 /// The constructor reads the data and makes the model, and writes nothing but what it makes of text: token
 /// files in the folder. Every error of the configuration's words, the data or the model is thrown there.
 ///
+/// It takes the folder's lock first: a second process is refused before it has changed anything.
+///
 /// `run` opens or resumes the folder (docs/training.md tells what is in it) and does all steps that are left.
-/// It saves at the end, when `stop` becomes true (after the step under way), and every checkpoint.every
-/// steps. A run that was stopped and goes on ends with the bits of one that was not.
+/// It saves at the end, when `stop` becomes true (after the step under way), and as checkpoint.every and
+/// checkpoint.every_minutes say. A run that was stopped and goes on ends with the bits of one that was not.
+/// What the disk refuses on the way is told and tried again; the run goes on.
 class HALFSTEP_API Trainer {
  public:
-  Trainer(const ResolvedConfig& resolved, const std::filesystem::path& folder);
+  Trainer(const ResolvedConfig& resolved, const std::filesystem::path& folder, TrainerOptions options = {});
   ~Trainer();
   Trainer(Trainer&&) noexcept;
   Trainer& operator=(Trainer&&) noexcept;
@@ -47,7 +58,8 @@ class HALFSTEP_API Trainer {
   /// Tries three steps and an evaluation. Moves the weights: for a trainer that is thrown away afterwards.
   RunEstimate estimate();
 
-  /// Once. Throws what the disk refuses (FileError) and what does not fit a checkpoint (Error).
+  /// Once. Throws what the disk refuses at the start or at the last save (FileError) and what does not fit a
+  /// checkpoint (Error).
   RunEnd run(RunWatcher& watcher, const std::atomic<bool>& stop);
 
  private:

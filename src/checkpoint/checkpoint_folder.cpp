@@ -14,7 +14,10 @@ using checkpoint::Snapshot;
 
 struct CheckpointFolder::Impl {
   Impl(const std::filesystem::path& folder, const CheckpointOptions& options)
-      : writer(folder, options.keep_last), machine(fingerprint()) {}
+      : writer(folder, {.keep_last = options.keep_last,
+                        .keep_every = options.keep_every,
+                        .keep_best = options.keep_best}),
+        machine(fingerprint()) {}
 
   Snapshot snapshot(const Checkpoint& given, Copies copies) const {
     Snapshot taken = checkpoint::snapshot_of(given, copies);
@@ -65,6 +68,11 @@ SaveReport CheckpointFolder::save_async(Checkpoint checkpoint) {
 }
 
 void CheckpointFolder::wait() { impl_->wait(); }
+
+bool CheckpointFolder::writing() const {
+  return impl_->writing.valid() &&
+         impl_->writing.wait_for(std::chrono::seconds(0)) != std::future_status::ready;
+}
 
 std::vector<int64_t> CheckpointFolder::steps() const { return files::checkpoint_steps(impl_->writer.run()); }
 

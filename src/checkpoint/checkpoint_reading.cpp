@@ -6,7 +6,10 @@
 #include <halfstep/error.h>
 #include <halfstep/tensor_file.h>
 
+#include <algorithm>
+
 #include "files/checkpoint_reader.h"
+#include "files/folder_lock.h"
 #include "files/in_quotes.h"
 #include "files/step_folders.h"
 
@@ -84,7 +87,11 @@ Checkpoint load_checkpoint(const std::filesystem::path& folder, int64_t step) {
     for (Read& read : places_for(part)) reads.push_back(std::move(read));
   read_all(reader, reads);
 
-  Checkpoint checkpoint{.step = step, .parts = {}, .fingerprint = reader.manifest().fingerprint};
+  Checkpoint checkpoint{.step = step,
+                        .parts = {},
+                        .fingerprint = reader.manifest().fingerprint,
+                        .healthy = reader.manifest().healthy,
+                        .score = reader.manifest().score};
   for (const ManifestPart& part : reader.manifest().parts) {
     StateDict& state = checkpoint.parts[part.name];
     for (const auto& [name, scalar] : part.scalars)
@@ -100,7 +107,10 @@ CheckpointSummary summarize_checkpoint(const std::filesystem::path& folder, int6
   CheckpointSummary summary{.step = step,
                             .fingerprint = manifest.fingerprint,
                             .parts = {},
-                            .file_bytes = manifest.file.header_bytes + manifest.file.data_bytes};
+                            .file_bytes = manifest.file.header_bytes + manifest.file.data_bytes,
+                            .healthy = manifest.healthy,
+                            .score = manifest.score,
+                            .pinned = files::is_pinned(folder, step)};
   for (const ManifestPart& from : manifest.parts) {
     CheckpointSummary::Part part{.name = from.name};
     for (const auto& [name, scalar] : from.scalars) part.values.emplace(name, as_text(scalar));
@@ -112,6 +122,20 @@ CheckpointSummary summarize_checkpoint(const std::filesystem::path& folder, int6
     summary.parts.push_back(std::move(part));
   }
   return summary;
+}
+
+void pin_checkpoint(const std::filesystem::path& folder, int64_t step, bool pinned) {
+  files::set_pinned(folder, step, pinned);
+}
+
+void remove_checkpoint(const std::filesystem::path& folder, int64_t step) {
+  const files::FolderLock lock(folder);
+  const std::vector<int64_t> steps = files::checkpoint_steps(folder);
+  HALFSTEP_CHECK(std::binary_search(steps.begin(), steps.end(), step), folder.string(),
+                 ": has no checkpoint of step ", step, ".");
+  HALFSTEP_CHECK(!files::is_pinned(folder, step), folder.string(), ": the checkpoint of step ", step,
+                 " is pinned. Unpin it first.");
+  for (const files::NotRemoved& kept : files::remove_steps(folder, {step})) throw FileError(kept.why);
 }
 
 std::vector<std::string> verify_checkpoint(const std::filesystem::path& folder, int64_t step) {

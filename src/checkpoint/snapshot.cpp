@@ -57,6 +57,8 @@ Snapshot snapshot_of(const Checkpoint& checkpoint, Copies copies) {
 
   Snapshot snapshot;
   snapshot.content.step = checkpoint.step;
+  snapshot.content.healthy = checkpoint.healthy;
+  snapshot.content.score = checkpoint.score;
   for (const auto& [part_name, state] : checkpoint.parts) {
     files::PartToSave part{.name = part_name};
     for (const auto& [name, value] : state) {

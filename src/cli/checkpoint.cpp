@@ -99,6 +99,45 @@ void inspect(const Request& request) {
   std::cout << answer.dump(2) << "\n";
 }
 
+void list(const Request& request) {
+  ordered_json all = ordered_json::array();
+  if (!request.json) std::cout << "        step            MB  held-out loss  saved in good health  pinned\n";
+  for (const int64_t step : steps_in(request)) {
+    const CheckpointSummary one = summarize_checkpoint(request.folder, step);
+    ordered_json row{
+        {"step", step}, {"bytes", one.file_bytes}, {"healthy", one.healthy}, {"pinned", one.pinned}};
+    if (one.score) row["score"] = *one.score;
+    all.push_back(row);
+    if (request.json) continue;
+    std::cout << std::setw(12) << step << std::setw(14) << std::fixed << std::setprecision(1)
+              << static_cast<double>(one.file_bytes) / 1e6 << std::setw(15);
+    if (one.score)
+      std::cout << std::setprecision(4) << *one.score;
+    else
+      std::cout << "";
+    std::cout << std::setw(22) << (one.healthy ? "yes" : "NO") << std::setw(8) << (one.pinned ? "yes" : "")
+              << "\n";
+  }
+  if (request.json) std::cout << all.dump(2) << "\n";
+}
+
+void remove(const Request& request) {
+  remove_checkpoint(request.folder, request.step);
+  if (request.json)
+    std::cout << ordered_json{{"removed", request.step}}.dump() << "\n";
+  else
+    std::cout << "the checkpoint of step " << request.step << " is removed\n";
+}
+
+void pin(const Request& request, bool pinned) {
+  pin_checkpoint(request.folder, request.step, pinned);
+  if (request.json)
+    std::cout << ordered_json{{"step", request.step}, {"pinned", pinned}}.dump() << "\n";
+  else
+    std::cout << "the checkpoint of step " << request.step
+              << (pinned ? " stays until it is unpinned\n" : " is no longer pinned\n");
+}
+
 bool is_there(const std::string& folder, int64_t step) {
   const std::vector<int64_t> steps = checkpoint_steps(folder);
   return std::binary_search(steps.begin(), steps.end(), step);
@@ -126,26 +165,31 @@ void verify(const Request& request) {
   HALFSTEP_CHECK(damaged == 0, request.folder, ": ", damaged, " of ", verified, " checkpoints damaged.");
 }
 
-WeightStorage storage_named(const std::string& name) {
-  for (const auto storage : {WeightStorage::Fp32, WeightStorage::Fp32Master, WeightStorage::SplitMaster,
-                             WeightStorage::Kahan, WeightStorage::Stochastic, WeightStorage::Nearest})
-    if (to_string(storage) == name) return storage;
-  throw Error("no way of keeping weights is called '" + name + "'");
+/// How a weight is kept, from what is saved of it: Precision::keep may give each another storage.
+WeightStorage storage_of(const at::Tensor& working, const at::Tensor& master) {
+  if (working.scalar_type() == at::kFloat) return WeightStorage::Fp32;
+  if (!master.defined()) return WeightStorage::Nearest;  // as Stochastic: nothing is beside it
+  if (master.scalar_type() == at::kFloat) return WeightStorage::Fp32Master;
+  return master.scalar_type() == at::kShort ? WeightStorage::SplitMaster : WeightStorage::Kahan;
 }
 
 // What MixedPrecision saves: each weight's working copy, and what is kept beside it.
 NamedTensors full_precision_weights(const StateDict& saved, const std::string& part) {
-  constexpr std::string_view kWorking = "working.";
+  constexpr std::string_view kWorking = "working.", kBuffer = "buffer.";
   HALFSTEP_CHECK(saved.contains("weights"), "part '", part,
                  "' is not what MixedPrecision saves: it has no working and master copies to put together.");
-  const WeightStorage storage = storage_named(saved.text("weights"));
   NamedTensors tensors;
   for (const auto& [name, value] : saved) {
+    if (name.starts_with(kBuffer)) tensors.emplace_back(name.substr(kBuffer.size()), saved.tensor(name));
     if (!name.starts_with(kWorking)) continue;
-    Param param{.name = name.substr(kWorking.size()), .working = saved.tensor(name), .storage = storage};
+    Param param{.name = name.substr(kWorking.size()), .working = saved.tensor(name)};
     const std::string master = "master." + param.name;
     if (saved.contains(master)) param.master = saved.tensor(master);
-    tensors.emplace_back(param.name, full_precision(param));
+    param.storage = storage_of(param.working, param.master);
+    // One that was frozen had no master: its working copy is all there is.
+    tensors.emplace_back(param.name, param.master.defined() && param.master.numel() != param.working.numel()
+                                         ? param.working.to(at::kFloat)
+                                         : full_precision(param));
   }
   return tensors;
 }
@@ -168,12 +212,26 @@ void export_tensors(const Request& request) {
     std::cout << request.output << ": " << written.entries().size() << " tensors of step " << step << "\n";
 }
 
+/// A run's folder stands for the one in it where its checkpoints are.
+std::string with_checkpoints(std::string folder) {
+  const auto inside = std::filesystem::path(folder) / "checkpoints";
+  std::error_code unknown;
+  return std::filesystem::is_directory(inside, unknown) ? inside.string() : std::move(folder);
+}
+
+enum class Step { Optional, Required };
+
 CLI::App* add_action(CLI::App& parent, const std::shared_ptr<Request>& request, const std::string& name,
-                     const std::string& about) {
+                     const std::string& about, Step step = Step::Optional) {
   CLI::App* const action = parent.add_subcommand(name, about);
-  action->add_option("folder", request->folder, std::string("Folder of the run"))->required();
-  action->add_option("--step", request->step, std::string("Step; the latest if not given"))
-      ->check(CLI::NonNegativeNumber);
+  action->add_option("folder", request->folder, std::string("Folder of the run, or of its checkpoints"))
+      ->required()
+      ->transform(with_checkpoints);
+  const bool required = step == Step::Required;
+  action
+      ->add_option("--step", request->step, std::string(required ? "Step" : "Step; the latest if not given"))
+      ->check(CLI::NonNegativeNumber)
+      ->required(required);
   action->add_flag("--json", request->json, std::string("As JSON"));
   return action;
 }
@@ -181,7 +239,8 @@ CLI::App* add_action(CLI::App& parent, const std::shared_ptr<Request>& request, 
 }  // namespace
 
 void add_checkpoint(CLI::App& program) {
-  CLI::App* const checkpoint = program.add_subcommand("checkpoint", "Look into the checkpoints of a run");
+  CLI::App* const checkpoint =
+      program.add_subcommand("checkpoint", "The checkpoints of a run: look into, keep, remove");
   checkpoint->require_subcommand(1);
   const auto request = std::make_shared<Request>();
 
@@ -190,6 +249,16 @@ void add_checkpoint(CLI::App& program) {
   add_action(*checkpoint, request, "verify",
              "Whether every byte is as it was saved; of all checkpoints if no step is given")
       ->callback([request] { about_files([&] { verify(*request); }); });
+  add_action(*checkpoint, request, "ls", "The checkpoints of a run")->callback([request] {
+    about_files([&] { list(*request); });
+  });
+  add_action(*checkpoint, request, "rm", "Remove one", Step::Required)->callback([request] {
+    about_files([&] { remove(*request); });
+  });
+  add_action(*checkpoint, request, "pin", "Keep one until it is unpinned", Step::Required)
+      ->callback([request] { about_files([&] { pin(*request, true); }); });
+  add_action(*checkpoint, request, "unpin", "Let one go when newer ones are saved", Step::Required)
+      ->callback([request] { about_files([&] { pin(*request, false); }); });
   CLI::App* const exporting =
       add_action(*checkpoint, request, "export", "Write a part's tensors into a plain safetensors file");
   exporting->add_option("--part", request->part, std::string("Part"))->capture_default_str();

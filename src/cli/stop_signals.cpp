@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
 #include <csignal>
 
 #include "cli/exit_codes.h"
@@ -10,19 +11,38 @@
 namespace halfstep::cli {
 namespace {
 
-constexpr std::array<int, 3> kSignals = {SIGINT, SIGTERM, SIGUSR1};
+constexpr std::array<int, 4> kSignals = {SIGINT, SIGTERM, SIGUSR1, SIGHUP};
 
 std::atomic<bool> stop_requested = false;
 std::atomic<int> first_signal = 0;
 static_assert(std::atomic<bool>::is_always_lock_free && std::atomic<int>::is_always_lock_free,
               "a signal handler may touch nothing else");
 
-void on_signal(int signal) {
-  if (stop_requested.exchange(true)) _exit(kSignalled + signal);
-  first_signal = signal;
-  constexpr char kMessage[] = "\nhalfstep: stopping after this step; once more ends at once without saving\n";
+template <size_t size>
+void say(const char (&message)[size]) {
   // Nobody can be told that standard error is gone.
-  [[maybe_unused]] const auto written = write(STDERR_FILENO, kMessage, sizeof(kMessage) - 1);
+  [[maybe_unused]] const auto written = write(STDERR_FILENO, message, size - 1);
+}
+
+void on_signal(int signal) {
+  const int saved_errno = errno;
+  if (!stop_requested.exchange(true)) {
+    first_signal = signal;
+    say("\nhalfstep: stopping after this step, then saving; Ctrl-C (once more) ends at once without "
+        "saving\n");
+  } else if (signal == SIGINT) {
+    // A person insists. Supervisors send SIGTERM twice and mean the same by it as by one.
+    say("\nhalfstep: ended at once, without saving\n");
+    _exit(kUnsaved);
+  }
+  errno = saved_errno;
+}
+
+/// A mapped file that another process has cut short. The page is gone, and so is the step under way.
+void on_bus_error(int) {
+  say("\nhalfstep: a data file was cut short while it was read (SIGBUS); put it back, and the same command "
+      "goes on from the last checkpoint\n");
+  _exit(kFiles);
 }
 
 }  // namespace
@@ -33,6 +53,8 @@ StopSignals::StopSignals() {
   action.sa_flags = SA_RESTART;  // a write of a checkpoint goes on
   for (const int signal : kSignals) sigaction(signal, &action, nullptr);
   std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);  // a write beyond `ulimit -f` is then refused as on a full disk
+  std::signal(SIGBUS, on_bus_error);
 }
 const std::atomic<bool>& StopSignals::requested() const { return stop_requested; }
 int StopSignals::signal() const { return first_signal; }

@@ -5,9 +5,10 @@
 
 namespace halfstep::cli {
 
-/// From construction until the end of the process SIGINT, SIGTERM and SIGUSR1 ask politely: `requested`
-/// becomes true and the run ends after its step. A second one ends it at once. A reader of the output that
-/// goes away ends nothing.
+/// From construction until the end of the process SIGINT, SIGTERM, SIGUSR1 and SIGHUP ask politely:
+/// `requested` becomes true and the run ends after its step, however often they come. A SIGINT that is not
+/// the first ends the process at once, with a code of its own. A reader of the output that goes away ends
+/// nothing.
 class StopSignals {
  public:
   StopSignals();

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <csignal>
 #include <ctime>
 #include <iomanip>
 #include <iostream>
@@ -25,6 +26,7 @@ struct Request {
   std::string preset, file, folder;
   std::vector<std::string> set;
   bool print_config = false, dry_run = false, json = false;
+  int64_t from_step = -1;  // the latest
 };
 
 /// What is wrong with a configuration is wrong usage.
@@ -79,11 +81,36 @@ class ScratchFolder {
   Path path_;
 };
 
-Trainer open_trainer(const ResolvedConfig& resolved, const Path& folder) {
+Trainer open_trainer(const ResolvedConfig& resolved, const Path& folder, const TrainerOptions& options) {
   return about_files([&] {
     check_paths(resolved);
-    return Trainer(resolved, folder);
+    return Trainer(resolved, folder, options);
   });
+}
+
+/// Until it goes, signals that would end the program wait.
+class HeldSignals {
+ public:
+  HeldSignals() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before_);
+  }
+  ~HeldSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  HeldSignals(const HeldSignals&) = delete;
+  HeldSignals& operator=(const HeldSignals&) = delete;
+
+ private:
+  sigset_t before_{};
+};
+
+/// For three steps and an evaluation, without encoding a corpus. The files are mapped, so their names can go
+/// at once: whatever ends the program later leaves nothing behind.
+Trainer open_for_trial(const ResolvedConfig& resolved) {
+  constexpr int64_t kTrialBytes = int64_t{4} << 20;
+  const HeldSignals held;
+  const ScratchFolder scratch;
+  return open_trainer(resolved, scratch.path(), {.most_text_bytes = kTrialBytes});
 }
 
 void print_estimate(const Request& request, const RunPlan& plan, const RunEstimate& estimate) {
@@ -115,8 +142,7 @@ void print_estimate(const Request& request, const RunPlan& plan, const RunEstima
 }
 
 void dry_run(const Request& request, const ResolvedConfig& resolved) {
-  const ScratchFolder scratch;
-  Trainer trainer = open_trainer(resolved, scratch.path());
+  Trainer trainer = open_for_trial(resolved);
   const RunEstimate estimate = trainer.estimate();
   print_estimate(request, trainer.plan(), estimate);
 }
@@ -124,11 +150,16 @@ void dry_run(const Request& request, const ResolvedConfig& resolved) {
 void train(const Request& request, const ResolvedConfig& resolved) {
   const Path folder = resolved.config.run.folder ? Path(*resolved.config.run.folder) : new_folder(request);
   const StopSignals signals;  // before the data is read: from here on Ctrl-C loses nothing
-  Trainer trainer = open_trainer(resolved, folder);
+  if (request.from_step >= 0 && !resolved.config.run.folder)
+    throw ExitWith(kUsage, "--from-step goes on with a run, and no --folder says which.");
+  TrainerOptions options;
+  if (request.from_step >= 0) options.from_step = request.from_step;
+  Trainer trainer = open_trainer(resolved, folder, options);
   std::ostream& out = request.json ? std::cout : std::cerr;
   TrainScreen screen(out, screen_options(request.json ? STDOUT_FILENO : STDERR_FILENO, request.json));
   const RunEnd end = about_files([&] { return trainer.run(screen, signals.requested()); });
   if (end.outcome == RunOutcome::Diverged) throw ExitWith(kDiverged, end.why);
+  if (end.outcome == RunOutcome::OutOfTime) throw ExitWith(kOutOfTime, "");
   if (end.outcome == RunOutcome::Interrupted) throw ExitWith(kSignalled + signals.signal(), "");
 }
 
@@ -156,6 +187,11 @@ void add_train(CLI::App& program) {
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   command->add_option("--folder", request->folder, "Where logs and checkpoints go: run.folder")
       ->type_name("DIR");
+  command
+      ->add_option("--from-step", request->from_step,
+                   "Go on from this checkpoint; later ones go")
+      ->type_name("STEP")
+      ->check(CLI::NonNegativeNumber);
   command->add_flag("--print-config", request->print_config,
                     std::string("Show every value and where it came from, and stop"));
   command->add_flag("--dry-run", request->dry_run, std::string("Say memory and time, and write nothing"));
@@ -163,7 +199,8 @@ void add_train(CLI::App& program) {
   command->footer(
       "Ctrl-C or SIGTERM finishes the step, saves and stops; the same command with\n"
       "the same --folder goes on. Exit codes: 0 done, 2 usage, 3 data or checkpoint,\n"
-      "4 diverged, 5 out of memory, 130/143/138 stopped after saving.");
+      "4 diverged, 5 out of memory, 6 ended at once by a second Ctrl-C, 7 out of time,\n"
+      "130/143/138/129 stopped after saving.");
   command->callback([request] { run(*request); });
 }
 

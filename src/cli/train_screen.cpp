@@ -39,8 +39,10 @@ std::string_view colour_of(RunOutcome outcome) {
     case RunOutcome::Done:
       return kGreen;
     case RunOutcome::Interrupted:
+    case RunOutcome::OutOfTime:
       return kYellow;
     case RunOutcome::Diverged:
+    case RunOutcome::Failed:
       return kRed;
   }
   return "";
@@ -238,6 +240,13 @@ void TrainScreen::end(const RunEnd& end) {
                      fine_duration_text(seconds_);
   if (!end.why.empty()) text += ": " + end.why;
   line(text, colour_of(end.outcome));
+}
+
+// Past the stream, which the run's own thread may hold.
+void TrainScreen::stuck(std::string_view doing, double seconds) {
+  const std::string text =
+      "\nhalfstep: no progress for " + duration_text(seconds) + ", while " + std::string(doing) + "\n";
+  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, text.data(), text.size());
 }
 
 }  // namespace halfstep::cli

@@ -45,6 +45,7 @@ class TrainScreen : public RunWatcher {
   void sample(const SampleRecord& record) override;
   void note(int64_t step, std::string_view text) override;
   void end(const RunEnd& end) override;
+  void stuck(std::string_view doing, double seconds) override;
 
  private:
   /// Skipped steps in a row: told once, when it is known what the loss scale became.

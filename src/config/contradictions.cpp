@@ -187,6 +187,11 @@ class Finder {
         !config_.data.validation_fraction)
       fault("train.evaluate_every", "is ", train.evaluate_every,
             ", and nothing is held out. Name data.validation or a data.validation_fraction.");
+    constexpr std::array<std::string_view, 1> patience = {"train.patience"};
+    if (train.evaluate_every == 0) none_of(patience, "counts evaluations, and train.evaluate_every is 0.");
+    if (train.evaluate_every == 0 && config_.checkpoint.keep_best)
+      fault("checkpoint.keep_best",
+            "goes by the held-out loss, and train.evaluate_every is 0. Set train.evaluate_every.");
     if (images() && train.sample_every > 0)
       fault("train.sample_every", "is for text, and model.kind is resnet18. Leave it out.");
     if (images() && train.recompute_blocks)

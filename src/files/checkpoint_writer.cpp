@@ -9,6 +9,7 @@
 #include <optional>
 #include <set>
 
+#include "files/checkpoint_reader.h"
 #include "files/durable_file.h"
 #include "files/file_error.h"
 #include "files/in_quotes.h"
@@ -77,9 +78,12 @@ void check(const CheckpointToSave& checkpoint) {
 
 }  // namespace
 
-CheckpointWriter::CheckpointWriter(const fs::path& run, int64_t keep_last)
-    : run_(opened(run)), keep_last_(keep_last), lock_(run_) {
-  HALFSTEP_CHECK(keep_last >= 0, "checkpoints: keep_last is ", keep_last, ", expected a count; 0 keeps all.");
+CheckpointWriter::CheckpointWriter(const fs::path& run, const Retention& retention)
+    : run_(opened(run)), retention_(retention), lock_(run_) {
+  HALFSTEP_CHECK(retention.keep_last >= 0, "checkpoints: keep_last is ", retention.keep_last,
+                 ", expected a count; 0 keeps all.");
+  HALFSTEP_CHECK(retention.keep_every >= 0, "checkpoints: keep_every is ", retention.keep_every,
+                 ", expected a number of steps; 0 keeps none for ever.");
   remove_leftovers(run_);
 }
 
@@ -108,7 +112,12 @@ void CheckpointWriter::save(const CheckpointToSave& checkpoint) {
 }
 
 void CheckpointWriter::write_aside(const CheckpointToSave& checkpoint, const fs::path& aside) {
-  Manifest manifest{.step = checkpoint.step, .fingerprint = checkpoint.fingerprint, .file = {}, .parts = {}};
+  Manifest manifest{.step = checkpoint.step,
+                    .fingerprint = checkpoint.fingerprint,
+                    .file = {},
+                    .parts = {},
+                    .healthy = checkpoint.healthy,
+                    .score = checkpoint.score};
   const std::vector<Place> places = places_of(checkpoint, manifest);
   std::vector<TensorToWrite> tensors;
   for (const Place& place : places) {
@@ -153,19 +162,38 @@ void CheckpointWriter::give_name(const fs::path& aside, int64_t step) {
   }
 }
 
+KeptCheckpoint CheckpointWriter::kept(int64_t step) {
+  auto seen = seen_.find(step);
+  if (seen == seen_.end()) {
+    KeptCheckpoint one{.step = step};
+    try {
+      const Manifest manifest = CheckpointReader(run_, step).manifest();
+      one = {.step = step, .healthy = manifest.healthy, .score = manifest.score};
+    } catch (const FileError&) {
+      throw;
+    } catch (const Error&) {
+      one.healthy = false;  // damaged: nothing to go back to
+    }
+    seen = seen_.emplace(step, one).first;
+  }
+  KeptCheckpoint one = seen->second;
+  one.pinned = is_pinned(run_, step);
+  return one;
+}
+
 void CheckpointWriter::remove_old() {
-  if (keep_last_ == 0) return;
+  if (retention_.keep_last == 0) return;
   std::optional<FileError> news;
   try {
-    std::vector<int64_t> steps = checkpoint_steps(run_);
-    steps.resize(steps.size() - std::min(steps.size(), static_cast<size_t>(keep_last_)));
-    for (const NotRemoved& each : remove_steps(run_, steps))
+    std::vector<KeptCheckpoint> all;
+    for (const int64_t step : checkpoint_steps(run_)) all.push_back(kept(step));
+    for (const NotRemoved& each : remove_steps(run_, steps_to_remove(all, retention_)))
       if (told_.insert(each.step).second && !news) news = each.why;
   } catch (const FileError& error) {
     news = error;
   }
   if (news)
-    throw FileError(
+    throw OldCheckpointError(
         detail::concat("the checkpoint is saved, but an older one could not be removed: ", news->what()),
         news->code());
 }

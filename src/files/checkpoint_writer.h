@@ -6,6 +6,7 @@
 
 #include "files/folder_lock.h"
 #include "files/manifest.h"
+#include "files/retention.h"
 
 namespace halfstep::files {
 
@@ -24,6 +25,8 @@ struct CheckpointToSave {
   int64_t step = 0;
   std::map<std::string, std::string> fingerprint{};
   std::vector<PartToSave> parts{};
+  bool healthy = true;
+  std::optional<double> score{};
 };
 
 /// The one writer of a run's folder; step_folders.h says what lies in it.
@@ -34,12 +37,11 @@ struct CheckpointToSave {
 /// counts.
 class CheckpointWriter {
  public:
-  /// Makes the folder if there is none, takes its lock, and removes what a crash left. `keep_last` = 0 keeps
-  /// all.
-  CheckpointWriter(const std::filesystem::path& run, int64_t keep_last);
+  /// Makes the folder if there is none, takes its lock, and removes what a crash left.
+  CheckpointWriter(const std::filesystem::path& run, const Retention& retention);
 
-  /// Durable when it returns. Older checkpoints than the last `keep_last` are removed only then; an error in
-  /// that says that the new one is saved, and comes once for each that cannot be removed.
+  /// Durable when it returns. Those that the retention gives up are removed only then; an OldCheckpointError
+  /// comes once for each that cannot be removed.
   void save(const CheckpointToSave& checkpoint);
 
   /// Removes the checkpoints after a step: a run that goes on from there makes them anew.
@@ -52,11 +54,13 @@ class CheckpointWriter {
   void write_aside(const CheckpointToSave& checkpoint, const std::filesystem::path& aside);
   void give_name(const std::filesystem::path& aside, int64_t step);
   void remove_old();
+  KeptCheckpoint kept(int64_t step);
 
   std::filesystem::path run_;
-  int64_t keep_last_;
+  Retention retention_;
   FolderLock lock_;
-  std::set<int64_t> told_;  ///< steps that could not be removed, of which a caller has heard
+  std::map<int64_t, KeptCheckpoint> seen_;  ///< their manifests do not change
+  std::set<int64_t> told_;                  ///< steps that could not be removed, of which a caller has heard
 };
 
 }  // namespace halfstep::files

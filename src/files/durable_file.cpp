@@ -18,6 +18,8 @@ namespace {
 // Linux moves at most 2^31 - 4096 bytes a call; smaller calls can be interrupted sooner.
 constexpr size_t kLargestWrite = size_t{1} << 26;
 
+constexpr char kAside[] = ".aside-";
+
 int open_new(const std::filesystem::path& path) {
   return uninterrupted(
       [&] { return ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0644); });
@@ -32,7 +34,7 @@ OutputFile open_aside(const std::filesystem::path& path) {
     if (::getrandom(&chance, sizeof chance, 0) != static_cast<ssize_t>(sizeof chance))
       throw_file_error("choose a name beside", path);
     char suffix[40];
-    std::snprintf(suffix, sizeof suffix, ".aside-%016llx", static_cast<unsigned long long>(chance));
+    std::snprintf(suffix, sizeof suffix, "%s%016llx", kAside, static_cast<unsigned long long>(chance));
     std::filesystem::path aside = path;
     aside += suffix;
     try {
@@ -112,6 +114,30 @@ void DurableFile::commit() {
   if (::rename(file_.path().c_str(), path_.c_str()) != 0) throw_file_error("rename into place", path_);
   renamed_ = true;
   sync_folder(folder_of(path_));
+}
+
+void replace_file(const std::filesystem::path& path, std::string_view text) {
+  OutputFile file = open_aside(path);
+  try {
+    file.write(text);
+    file.close();
+    if (::rename(file.path().c_str(), path.c_str()) != 0) throw_file_error("rename into place", path);
+  } catch (const FileError&) {
+    ::unlink(file.path().c_str());
+    throw;
+  }
+}
+
+void remove_asides(const std::filesystem::path& folder, const std::vector<std::string>& names) {
+  constexpr size_t kDigits = 16;
+  std::error_code unknown;  // no such folder: nothing to remove
+  for (const auto& entry : std::filesystem::directory_iterator(folder, unknown)) {
+    const std::string name = entry.path().filename().string();
+    const size_t at = name.rfind(kAside);
+    if (at == std::string::npos || name.size() != at + sizeof kAside - 1 + kDigits) continue;
+    if (!names.empty() && std::find(names.begin(), names.end(), name.substr(0, at)) == names.end()) continue;
+    if (entry.is_regular_file(unknown)) ::unlink(entry.path().c_str());
+  }
 }
 
 void sync_folder(const std::filesystem::path& folder) {

@@ -5,7 +5,9 @@
 #include <cstdint>
 #include <filesystem>
 #include <span>
+#include <string>
 #include <string_view>
+#include <vector>
 
 namespace halfstep::files {
 
@@ -63,6 +65,14 @@ class DurableFile {
   OutputFile file_;
   bool renamed_ = false;
 };
+
+/// Replaces a file at once, whole or not at all, without waiting for the disk: after a power cut the old one,
+/// the new one or none may be there. For what is written often and can be missed.
+void replace_file(const std::filesystem::path& path, std::string_view text);
+
+/// Removes what processes that died left of files which they wrote aside: of the files of these names, or of
+/// all in the folder. For whoever knows that nobody is writing them.
+void remove_asides(const std::filesystem::path& folder, const std::vector<std::string>& names = {});
 
 /// Makes the names in a folder durable.
 void sync_folder(const std::filesystem::path& folder);

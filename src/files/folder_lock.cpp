@@ -24,9 +24,8 @@ bool try_lock(int file) {
 }
 
 [[noreturn]] void refuse(const std::filesystem::path& folder, const std::string& holder) {
-  throw Error(
-      detail::concat(folder.string(), ": ", holder,
-                     " writes checkpoints into this folder. Wait for it to end, or choose another folder."));
+  throw Error(detail::concat(folder.string(), ": ", holder,
+                             " writes into this folder. Wait for it to end, or choose another folder."));
 }
 
 }  // namespace

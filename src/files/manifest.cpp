@@ -51,11 +51,14 @@ json json_of(const Manifest& manifest) {
                      {"header_bytes", manifest.file.header_bytes},
                      {"header_sha256", manifest.file.header_sha256},
                      {"data_bytes", manifest.file.data_bytes}};
-  return {{"halfstep_checkpoint", kManifestFormat},
-          {"step", manifest.step},
-          {"fingerprint", manifest.fingerprint},
-          {"files", json::array({file})},
-          {"parts", parts}};
+  json out = {{"halfstep_checkpoint", kManifestFormat},
+              {"step", manifest.step},
+              {"fingerprint", manifest.fingerprint},
+              {"files", json::array({file})},
+              {"parts", parts}};
+  if (!manifest.healthy) out["healthy"] = false;
+  if (manifest.score) out["score"] = to_text(*manifest.score);
+  return out;
 }
 
 Scalar scalar_of(const json& value, const Fields& in, const std::string& name) {
@@ -168,9 +171,15 @@ Manifest parse_manifest(std::string_view text, std::string_view where) {
                  kManifestFormat, ". Read it with the version of Halfstep that wrote it, or a later one.");
 
   const Fields fields(value, place,
-                      {"halfstep_checkpoint", "step", "fingerprint", "files", "parts", "sha256"});
+                      {"halfstep_checkpoint", "step", "fingerprint", "files", "parts", "sha256"},
+                      {"healthy", "score"});
   Manifest manifest;
   manifest.step = fields.count("step");
+  if (fields.has("healthy")) {
+    HALFSTEP_CHECK(value["healthy"].is_boolean(), where, ": 'healthy' is neither true nor false.");
+    manifest.healthy = value["healthy"].get<bool>();
+  }
+  if (fields.has("score")) manifest.score = parse_real(fields.text("score"), place + ": 'score'");
   for (const auto& [name, answer] : fields.object("fingerprint").items()) {
     HALFSTEP_CHECK(answer.is_string(), where, ": fingerprint ", in_quotes(name), " is not a text.");
     manifest.fingerprint.emplace(name, answer.get<std::string>());

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -57,6 +58,8 @@ struct Manifest {
   std::map<std::string, std::string> fingerprint;  ///< of the machine and libraries that wrote it
   ManifestFile file;
   std::vector<ManifestPart> parts;
+  bool healthy = true;            ///< false while the run that saved it was in trouble
+  std::optional<double> score{};  ///< the lower, the better: a held-out loss
 };
 
 /// JSON whose last member is the SHA-256 of all that stands before it.

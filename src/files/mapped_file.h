@@ -19,7 +19,13 @@ class MappedFile {
 
   std::span<const std::byte> bytes() const { return {start_, size_}; }
 
+  /// A FileError if the file is shorter than it was: reading its bytes would end the program. Another process
+  /// can still cut it between this and the reading.
+  void check_not_cut() const;
+
  private:
+  std::filesystem::path path_;
+  int file_ = -1;
   const std::byte* start_ = nullptr;
   size_t size_ = 0;
 };

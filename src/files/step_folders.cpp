@@ -25,6 +25,7 @@ namespace fs = std::filesystem;
 constexpr std::string_view kStep = "step-";
 constexpr std::string_view kAside = ".aside-";
 constexpr std::string_view kRemoved = ".removed-";
+constexpr std::string_view kPinned = "pinned";
 
 std::vector<std::string> names_in(const fs::path& folder) {
   const int file = uninterrupted([&] { return ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); });
@@ -170,6 +171,22 @@ void make_folders(const fs::path& path) {
   // Another process may make the same one at the same moment.
   if (::mkdir(path.c_str(), 0755) != 0 && errno != EEXIST) throw_file_error("make the folder", path);
   sync_folder(folder_of(path));
+}
+
+bool is_pinned(const fs::path& run, int64_t step) {
+  return kind_of(run / step_name(step) / kPinned) != Kind::Absent;
+}
+
+void set_pinned(const fs::path& run, int64_t step, bool pinned) {
+  const fs::path folder = run / step_name(step);
+  HALFSTEP_CHECK(kind_of(folder) == Kind::Folder, run.string(), ": has no checkpoint of step ", step, ".");
+  if (is_pinned(run, step) == pinned) return;
+  if (pinned) {
+    OutputFile(folder / kPinned).close();
+  } else if (::unlink((folder / kPinned).c_str()) != 0 && errno != ENOENT) {
+    throw_file_error("remove", folder / kPinned);
+  }
+  sync_folder(folder);
 }
 
 std::vector<NotRemoved> remove_steps(const fs::path& run, const std::vector<int64_t>& steps) {

@@ -28,6 +28,10 @@ std::vector<int64_t> checkpoint_steps(const std::filesystem::path& run);
 void make_folders(const std::filesystem::path& path);
 void make_folder(const std::filesystem::path& path);
 
+/// Whether retention leaves the checkpoint of a step alone: a file in it says so, "pinned".
+bool is_pinned(const std::filesystem::path& run, int64_t step);
+void set_pinned(const std::filesystem::path& run, int64_t step, bool pinned);
+
 struct NotRemoved {
   int64_t step = 0;
   FileError why;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstring>
 #include <limits>
 
@@ -160,10 +161,34 @@ int64_t TokenFile::size() const { return static_cast<int64_t>(state_->count); }
 TokenFormat TokenFile::format() const { return state_->format; }
 const std::filesystem::path& TokenFile::path() const { return state_->path; }
 
+uint64_t TokenFile::digest() const {
+  // Four words at a time: as fast as memory. The order counts, and so does the count.
+  constexpr uint64_t kOdd = 0x9E3779B97F4A7C15, kOther = 0xC2B2AE3D27D4EB4F;
+  std::array<uint64_t, 4> lanes = {kOdd, kOther, ~kOdd, ~kOther};
+  const size_t bytes = state_->count * static_cast<size_t>(bytes_per_token(state_->format));
+  const std::byte* const ids = state_->at(0);
+  const auto mix = [&](size_t lane, uint64_t word) {
+    lanes[lane] = std::rotl(lanes[lane] ^ (word * kOdd), 29) * kOther;
+  };
+  std::array<uint64_t, 4> words{};
+  size_t at = 0;
+  for (; at + sizeof words <= bytes; at += sizeof words) {
+    std::memcpy(words.data(), ids + at, sizeof words);
+    for (size_t lane = 0; lane < words.size(); ++lane) mix(lane, words[lane]);
+  }
+  words = {};
+  if (at < bytes) std::memcpy(words.data(), ids + at, bytes - at);
+  for (size_t lane = 0; lane < words.size(); ++lane) mix(lane, words[lane] ^ bytes);
+  uint64_t all = 0;
+  for (const uint64_t lane : lanes) all = std::rotl(all ^ lane, 31) * kOdd;
+  return all ^ (all >> 32);
+}
+
 void TokenFile::read(int64_t first, std::span<int64_t> ids) const {
   HALFSTEP_CHECK(first >= 0 && first <= size() && ids.size() <= static_cast<size_t>(size() - first),
                  state_->path.string(), ": ", ids.size(), " tokens from ", first, " on were asked for, of ",
                  size(), ".");
+  state_->file.check_not_cut();
   // The copy is compared, not the file: another process may write into that between two looks.
   state_->copy(static_cast<size_t>(first), ids);
   int64_t largest = 0;  // of all, which the compiler turns into vectors; the culprit is looked for only then

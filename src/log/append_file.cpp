@@ -41,8 +41,9 @@ AppendFile AppendFile::keep(std::filesystem::path path, uint64_t bytes) {
 }
 
 void AppendFile::append(std::string_view record) {
-  HALFSTEP_CHECK(!torn_, path_.string(),
-                 ": ends with a part of a record that could not be cut off. Resume the run: that cuts it.");
+  if (torn_ && uninterrupted([&] { return ::ftruncate(file_, static_cast<off_t>(size_)); }) != 0)
+    throw_file_error("cut", path_);
+  torn_ = false;
   std::string_view rest = record;
   while (!rest.empty()) {  // once, but for a disk that is nearly full
     const ssize_t written = uninterrupted([&] { return ::write(file_, rest.data(), rest.size()); });

@@ -30,7 +30,7 @@ class AppendFile {
   std::filesystem::path path_;
   int file_ = -1;
   uint64_t size_ = 0;
-  bool torn_ = false;  // ends with a part of a record that could not be cut off
+  bool torn_ = false;  // ends with a part of a record that could not be cut off yet
 };
 
 }  // namespace halfstep::log

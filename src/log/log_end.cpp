@@ -64,23 +64,51 @@ void each_line(const std::filesystem::path& path, Take take) {
       begin = end + 1;
     }
     text.erase(0, begin);
-    HALFSTEP_CHECK(text.size() <= kLongestLine, path.string(), ": has a line of more than ", kLongestLine,
-                   " bytes; it is no log of Halfstep's.");
+    if (text.size() > kLongestLine) return;  // no record of ours: as a last line that was cut
   }
 }
+
+/// Lines that are no records. A power cut leaves them behind what was synced: they are cut off with the
+/// records of later steps. In the middle of a log they are somebody's damage.
+class Rubbish {
+ public:
+  explicit Rubbish(const std::filesystem::path& path) : path_(path) {}
+
+  bool note(int64_t number, std::string_view line) {
+    HALFSTEP_CHECK(number > 1, path_.string(),
+                   ": line 1 is no record of Halfstep's: ", files::in_quotes(line),
+                   ". Move the file away; a resumed run then begins a new one.");
+    if (first_ == 0) {
+      first_ = number;
+      text_ = files::in_quotes(line);
+    }
+    return true;  // to the next line
+  }
+
+  void check_nothing_follows(int64_t number) const {
+    HALFSTEP_CHECK(first_ == 0, path_.string(), ": line ", first_, " is no record of Halfstep's: ", text_,
+                   ", and line ", number,
+                   " behind it is. Move the file away; a resumed run then begins a new one.");
+  }
+
+ private:
+  const std::filesystem::path& path_;
+  int64_t first_ = 0;
+  std::string text_;
+};
 
 }  // namespace
 
 LogEnd end_of_jsonl(const std::filesystem::path& path, int64_t step) {
   LogEnd end;
   int64_t number = 0;
+  Rubbish rubbish(path);
   each_line(path, [&](std::string_view line) {
     ++number;
     const std::optional<LineStep> found = step_of_record(line);
-    HALFSTEP_CHECK(found, path.string(), ": line ", number,
-                   " is no record of Halfstep's: ", files::in_quotes(line),
-                   ". Move the file away; a resumed run then begins a new one.");
+    if (!found) return rubbish.note(number, line);
     if (found->step > step) return false;
+    rubbish.check_nothing_follows(number);
     end.bytes += line.size() + 1;
     end.latest_step = std::max(end.latest_step, found->step);
     if (found->of_step) end.step_record = line;
@@ -92,15 +120,17 @@ LogEnd end_of_jsonl(const std::filesystem::path& path, int64_t step) {
 LogEnd end_of_csv(const std::filesystem::path& path, int64_t step) {
   LogEnd end;
   int64_t number = 0;
+  Rubbish rubbish(path);
   each_line(path, [&](std::string_view line) {
     ++number;
     const bool columns = number == 1;
     const std::optional<LineStep> found = columns ? LineStep{.step = 0, .of_step = false} : step_of_row(line);
-    HALFSTEP_CHECK(columns ? line == kCsvColumns.substr(0, kCsvColumns.size() - 1) : found.has_value(),
-                   path.string(), ": line ", number, columns ? " is not the columns" : " is no row",
-                   " of this version's log: ", files::in_quotes(line),
+    HALFSTEP_CHECK(!columns || line == kCsvColumns.substr(0, kCsvColumns.size() - 1), path.string(),
+                   ": line 1 is not the columns of this version's log: ", files::in_quotes(line),
                    ". Move the file away; a resumed run then begins a new one.");
+    if (!found) return rubbish.note(number, line);
     if (found->step > step) return false;
+    rubbish.check_nothing_follows(number);
     end.bytes += line.size() + 1;
     end.latest_step = std::max(end.latest_step, found->step);
     return true;

@@ -13,7 +13,8 @@ struct LogEnd {
   std::string step_record{};  ///< the last one of a step; empty if there is none
 };
 
-/// All records up to `step`, without a last line that was cut. An Error if the file is not a log of ours.
+/// All records up to `step`, without a last line that was cut or lines at the end that are no records. An
+/// Error if the file is not a log of ours.
 LogEnd end_of_jsonl(const std::filesystem::path& path, int64_t step);
 LogEnd end_of_csv(const std::filesystem::path& path, int64_t step);
 

@@ -139,6 +139,14 @@ std::string_view note_line(JsonLine& line, int64_t step, double seconds, std::st
   return line.end();
 }
 
+std::string_view checkpoint_line(JsonLine& line, const CheckpointRecord& record) {
+  line.begin("checkpoint", record.step);
+  line.seconds("seconds", record.seconds);
+  line.integer("saved_step", record.saved_step);
+  line.integer("tensor_bytes", record.tensor_bytes);
+  return line.end();
+}
+
 std::string_view end_line(JsonLine& line, int64_t step, double seconds, std::string_view outcome,
                           std::string_view why) {
   line.begin("end", step);

@@ -20,6 +20,7 @@ std::string_view step_row(std::string& row, const StepRecord& record);
 std::string_view evaluation_line(JsonLine& line, const EvaluationRecord& record);
 std::string_view sample_line(JsonLine& line, const SampleRecord& record);
 std::string_view note_line(JsonLine& line, int64_t step, double seconds, std::string_view text);
+std::string_view checkpoint_line(JsonLine& line, const CheckpointRecord& record);
 std::string_view end_line(JsonLine& line, int64_t step, double seconds, std::string_view outcome,
                           std::string_view why);
 

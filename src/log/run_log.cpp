@@ -1,6 +1,7 @@
 #include <halfstep/error.h>
 #include <halfstep/run_log.h>
 
+#include <limits>
 #include <system_error>
 #include <utility>
 
@@ -15,9 +16,43 @@ namespace halfstep {
 using log::AppendFile;
 using log::JsonLine;
 
+namespace {
+
+// A disk that stays full for days must not fill the memory as well.
+constexpr size_t kMostRefused = size_t{64} << 20;
+
+/// What the disk refuses is kept, and written before the next record.
+struct PatientFile {
+  AppendFile file;
+  std::string refused{};
+
+  void append(std::string_view record) {
+    if (refused.empty()) {
+      try {
+        return file.append(record);
+      } catch (const FileError&) {
+        refused = record;
+        throw;
+      }
+    }
+    HALFSTEP_CHECK(refused.size() + record.size() <= kMostRefused, file.path().string(), ": ",
+                   refused.size() >> 20, " MB of records wait for room on the disk; this one is lost.");
+    refused += record;
+    retry();
+  }
+
+  void retry() {
+    if (refused.empty()) return;
+    file.append(refused);
+    refused.clear();
+  }
+};
+
+}  // namespace
+
 struct RunLog::State {
-  AppendFile jsonl;
-  AppendFile csv;
+  PatientFile jsonl;
+  PatientFile csv;
   int64_t latest_step = 0;     // of any record
   int64_t latest_written = 0;  // of a step's record
   double seconds_before = 0.0;
@@ -25,10 +60,10 @@ struct RunLog::State {
   std::string row{};
 
   void append(int64_t step, std::string_view text) {
-    HALFSTEP_CHECK(step >= latest_step, jsonl.path().string(), ": a record of step ", step,
+    HALFSTEP_CHECK(step >= latest_step, jsonl.file.path().string(), ": a record of step ", step,
                    " after one of step ", latest_step, "; records come in the order of their steps.");
-    jsonl.append(text);
     latest_step = step;
+    jsonl.append(text);
   }
 };
 
@@ -53,7 +88,7 @@ RunLog& RunLog::operator=(RunLog&&) noexcept = default;
 
 RunLog RunLog::create(const std::filesystem::path& folder, const RunHeader& header) {
   std::unique_ptr<State> state(
-      new State{.jsonl = AppendFile::create(folder / kJsonl), .csv = AppendFile::create(folder / kCsv)});
+      new State{.jsonl = {AppendFile::create(folder / kJsonl)}, .csv = {AppendFile::create(folder / kCsv)}});
   state->append(0, log::run_line(state->line, header, 0));
   state->csv.append(log::kCsvColumns);
   files::sync_folder(folder);
@@ -67,30 +102,53 @@ RunLog RunLog::resume(const std::filesystem::path& folder, const RunHeader& head
   const bool has_jsonl = std::filesystem::exists(jsonl, unknown);
   const bool has_csv = std::filesystem::exists(csv, unknown);
   // Both are looked through before either is cut: a file that is refused leaves the other as it was.
-  const log::LogEnd end = has_jsonl ? log::end_of_jsonl(jsonl, step) : log::LogEnd{};
-  const log::LogEnd csv_end = has_csv ? log::end_of_csv(csv, step) : log::LogEnd{};
+  // Both are looked at even if one is refused: what has to be moved away is told at once.
+  log::LogEnd end, csv_end;
+  std::string faults;
+  const auto look = [&](log::LogEnd& into, auto&& reader, const std::filesystem::path& path) {
+    try {
+      into = reader(path, step);
+    } catch (const FileError&) {
+      throw;
+    } catch (const Error& error) {
+      faults += (faults.empty() ? "" : " ") + std::string(error.what());
+    }
+  };
+  if (has_jsonl) look(end, log::end_of_jsonl, jsonl);
+  if (has_csv) look(csv_end, log::end_of_csv, csv);
+  if (!faults.empty()) throw Error(faults);
   const double seconds_before = seconds_of(end.step_record, jsonl);
   // Of a run that begins anew nothing is kept: what was told before its first step is told again.
   const bool anew = step == 0;
   std::unique_ptr<State> state(new State{
-      .jsonl = has_jsonl ? AppendFile::keep(jsonl, anew ? 0 : end.bytes) : AppendFile::create(jsonl),
-      .csv = has_csv ? AppendFile::keep(csv, anew ? 0 : csv_end.bytes) : AppendFile::create(csv),
+      .jsonl = {has_jsonl ? AppendFile::keep(jsonl, anew ? 0 : end.bytes) : AppendFile::create(jsonl)},
+      .csv = {has_csv ? AppendFile::keep(csv, anew ? 0 : csv_end.bytes) : AppendFile::create(csv)},
       .latest_step = anew ? 0 : end.latest_step,
       .latest_written = step,
       .seconds_before = seconds_before,
   });
   state->append(step, log::run_line(state->line, header, step));
-  if (state->csv.size() == 0) state->csv.append(log::kCsvColumns);
+  if (state->csv.file.size() == 0) state->csv.append(log::kCsvColumns);
   files::sync_folder(folder);
   return RunLog(std::move(state));
 }
 
 void RunLog::step(const StepRecord& record) {
-  HALFSTEP_CHECK(record.step > state_->latest_written, state_->jsonl.path().string(), ": step ", record.step,
-                 " after step ", state_->latest_written, "; each step stands once in a log, in order.");
-  state_->append(record.step, log::step_line(state_->line, record));
+  HALFSTEP_CHECK(record.step > state_->latest_written, state_->jsonl.file.path().string(), ": step ",
+                 record.step, " after step ", state_->latest_written,
+                 "; each step stands once in a log, in order.");
   state_->latest_written = record.step;
-  state_->csv.append(log::step_row(state_->row, record));
+  std::optional<FileError> refusal;
+  const auto attempt = [&](auto&& body) {
+    try {
+      body();
+    } catch (const FileError& error) {
+      refusal = error;
+    }
+  };
+  attempt([&] { state_->append(record.step, log::step_line(state_->line, record)); });
+  attempt([&] { state_->csv.append(log::step_row(state_->row, record)); });
+  if (refusal) throw FileError(*refusal);
 }
 
 void RunLog::evaluation(const EvaluationRecord& record) {
@@ -105,13 +163,25 @@ void RunLog::note(int64_t step, double seconds, std::string_view text) {
   state_->append(step, log::note_line(state_->line, step, seconds, text));
 }
 
+void RunLog::checkpoint(const CheckpointRecord& record) {
+  state_->append(record.step, log::checkpoint_line(state_->line, record));
+}
+
 void RunLog::end(int64_t step, double seconds, std::string_view outcome, std::string_view why) {
   state_->append(step, log::end_line(state_->line, step, seconds, outcome, why));
 }
 
 void RunLog::sync() {
-  state_->jsonl.sync();
-  state_->csv.sync();
+  for (PatientFile* each : {&state_->jsonl, &state_->csv}) {
+    each->retry();
+    each->file.sync();
+  }
+}
+
+int64_t RunLog::last_step(const std::filesystem::path& folder) {
+  std::error_code unknown;
+  if (!std::filesystem::exists(folder / kJsonl, unknown)) return 0;
+  return log::end_of_jsonl(folder / kJsonl, std::numeric_limits<int64_t>::max()).latest_step;
 }
 
 double RunLog::seconds_before() const { return state_->seconds_before; }

@@ -12,8 +12,12 @@ std::string_view to_string(RunOutcome outcome) {
       return "done";
     case RunOutcome::Interrupted:
       return "interrupted";
+    case RunOutcome::OutOfTime:
+      return "out of time";
     case RunOutcome::Diverged:
       return "diverged";
+    case RunOutcome::Failed:
+      return "failed";
   }
   return "unknown";
 }

@@ -257,6 +257,7 @@ class Call::Capture final : public SavedTensorPacker {
                    ") was changed in place between forward and backward", kAdvice);
     const at::Tensor value = tensor.is_leaf() ? tensor : tensor.detach();
     values_.push_back(record.slot.expired() ? at::Tensor() : value);
+    versions_.push_back(version_of(tensor));
     return PackedTensor{{}, [](const at::Tensor&) -> at::Tensor {
                           HALFSTEP_BUG("backward through the second run of a checkpointed function");
                         }};
@@ -269,11 +270,21 @@ class Call::Capture final : public SavedTensorPacker {
                    " tensors in forward and ", values_.size(), " when it was run again for backward",
                    kAdvice);
     for (std::size_t i = 0; i < records_.size(); ++i) {
-      if (const auto slot = records_[i].slot.lock()) slot->value = values_[i];
+      const auto slot = records_[i].slot.lock();
+      if (!slot || !values_[i].defined()) continue;
+      HALFSTEP_CHECK(version_of(values_[i]) == versions_[i], kName,
+                     ": the function changes a tensor in place (", records_[i].description.text(),
+                     ") that it needs for its gradient. Make the change on a copy; without the checkpoint "
+                     "LibTorch refuses it too.");
+      slot->value = values_[i];
     }
   }
 
  private:
+  static int64_t version_of(const at::Tensor& tensor) {
+    return tensor.is_inference() ? 0 : tensor._version();
+  }
+
   static constexpr const char* kAdvice =
       ". It must do the same both times: capture by value, and let nothing that it reads change before "
       "backward.";
@@ -283,6 +294,7 @@ class Call::Capture final : public SavedTensorPacker {
   std::vector<bool> changed_;
   std::mutex mutex_;
   std::vector<at::Tensor> values_;
+  std::vector<int64_t> versions_;  ///< when they were saved
 };
 
 void Call::run() {

@@ -123,6 +123,8 @@ StepReport FusedOptimizer<Options>::step(const GradMultiplier& multiplier) {
                     .without_grad = multiplier.without_grad};
   if (!multiplier.finite) {
     report.outcome = StepOutcome::SkippedNonFinite;
+    for (const optim::Slot& slot : impl_->slots)
+      if (slot.param.record) ++slot.param.record->skips;
     return report;
   }
   if (!multiplier.inspected) impl_->check_not_scaled();

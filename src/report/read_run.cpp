@@ -101,6 +101,11 @@ class HistoryBuilder {
           {.step = step, .seconds = seconds(), .prompt = fields.text("prompt"), .text = fields.text("text")});
     else if (kind == "note")
       run_.notes.push_back({.step = step, .seconds = seconds(), .text = fields.text("text")});
+    else if (kind == "checkpoint")
+      run_.checkpoints.push_back({.step = step,
+                                  .seconds = seconds(),
+                                  .saved_step = fields.integer("saved_step"),
+                                  .tensor_bytes = fields.integer("tensor_bytes")});
     else if (kind == "end")
       run_.sittings.back().end = RunHistory::End{
           .step = step, .seconds = seconds(), .outcome = fields.text("outcome"), .why = fields.text("why")};

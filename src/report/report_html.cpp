@@ -13,7 +13,8 @@ using namespace report;
 std::string outcome_badge(const RunHistory& run) {
   if (!run.end()) return "<span class=\"outcome open\">no end</span>";
   const std::string& outcome = run.end()->outcome;
-  const char* const colour = outcome == "done" ? "good" : outcome == "interrupted" ? "fair" : "bad";
+  const bool saved = outcome == "interrupted" || outcome == "out of time";
+  const char* const colour = outcome == "done" ? "good" : saved ? "fair" : "bad";
   return std::string("<span class=\"outcome ") + colour + "\">" + escaped(outcome) + "</span>";
 }
 

@@ -86,6 +86,7 @@ std::string how_it_ended(const RunHistory& run, const RunSummary& summary) {
   const std::string stop = why.ends_with('.') ? " " : ". ";
   if (run.end()->outcome == "done") return "Done: " + steps + ". ";
   if (run.end()->outcome == "interrupted") return "Interrupted after " + steps + why + stop;
+  if (run.end()->outcome == "out of time") return "Out of time after " + steps + why + stop;
   if (run.end()->outcome == "diverged") return "Diverged after " + steps + why + stop;
   return "Ended (" + run.end()->outcome + ") after " + steps + why + stop;
 }

@@ -60,13 +60,13 @@ at::Tensor weights_of(const Param& param) {
 }
 
 /// The type of the numbers under a working copy whose memory torch::load has put there: wider than its own
-/// type says. Told from a part of a larger tensor, which has as many bytes behind it: torch::load uses set_,
-/// which counts as a change in place, and leaves nobody else who holds the memory.
+/// type says. Told from a part of a larger tensor, which may have as many bytes behind it: the storage of a
+/// tensor that was read from a file has no allocator and cannot be resized (unpickler.cpp, LibTorch 2.13).
 std::optional<at::ScalarType> wider_type_under(const Param& param) {
   const at::Tensor& working = param.working;
   const c10::Storage& memory = working.storage();
   if (!param.record || param.record->memory._unsafe_get_target() == memory.unsafeGetStorageImpl() ||
-      param.record->version == working._version() || memory.use_count() != 1)
+      memory.allocator() != nullptr || memory.resizable())
     return std::nullopt;
   if (working.storage_offset() != 0 || working.numel() == 0 || !working.is_non_overlapping_and_dense())
     return std::nullopt;

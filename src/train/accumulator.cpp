@@ -25,12 +25,18 @@ void GradAccumulator::add_micro_batch(const std::vector<Param>& params, double l
 }
 
 void GradAccumulator::make_sum(Sum& sum, const at::Tensor& working) const {
-  if (sum.values.defined()) return;
+  // As the parameter lies in memory now: somebody may have laid it out anew, even between two micro-batches.
+  if (sum.values.defined() && sum.values.strides() == working.strides()) return;
   const MemoryClassScope memory(MemoryClass::Gradient);
   const auto options = working.options().requires_grad(false);
+  const auto lay_out = [&](at::Tensor& tensor, at::ScalarType type) {
+    const at::Tensor made = at::empty_like(working, options.dtype(type));
+    if (sum.begun) made.copy_(tensor);
+    tensor = made;
+  };
   const bool kahan = kind_ == Accumulation::Bf16Kahan;
-  sum.values = at::empty_like(working, options.dtype(kahan ? at::kBFloat16 : at::kFloat));
-  if (kahan) sum.compensation = at::empty_like(working, options.dtype(at::kBFloat16));
+  lay_out(sum.values, kahan ? at::kBFloat16 : at::kFloat);
+  if (kahan) lay_out(sum.compensation, at::kBFloat16);
 }
 
 void GradAccumulator::add(const std::vector<Param>& params) {
@@ -64,6 +70,13 @@ void GradAccumulator::add(const std::vector<Param>& params) {
 }
 
 GradSummary GradAccumulator::close(const std::vector<Param>& params, double loss_scale, GradDetail detail) {
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    const at::Tensor& grad = params[i].working.grad();
+    HALFSTEP_CHECK(!grad.defined() || (i < sums_.size() && grad.is_same(sums_[i].values)),
+                   "MixedPrecision: inspect_grads, but '", params[i].name,
+                   "' has a gradient that MixedPrecision::backward did not make, which is in no sum of "
+                   "micro-batches. Call mp.backward(loss) for every loss.");
+  }
   closed_ = true;
   for (std::size_t i = 0; i < sums_.size(); ++i)
     if (sums_[i].begun) params[i].working.mutable_grad() = sums_[i].values;

@@ -8,6 +8,14 @@ namespace {
 
 constexpr int64_t kSmallElements = 1 << 16;
 
+bool all_finite(const at::Tensor& tensor) {
+  return !tensor.is_floating_point() || tensor.isfinite().all().item<bool>();
+}
+
+bool has_become_non_finite(const at::Tensor& now, const at::Tensor& before) {
+  return all_finite(before) && !all_finite(now);
+}
+
 }  // namespace
 
 BufferGuard::BufferGuard(NamedBuffers buffers) : buffers_(std::move(buffers)), copies_(buffers_.size()) {
@@ -36,7 +44,7 @@ void BufferGuard::copy_buffers() {
 }
 
 void BufferGuard::restart() {
-  step_begun_ = false;
+  step_begun_ = abandoned_ = false;
   copy_buffers();
 }
 
@@ -55,7 +63,7 @@ void BufferGuard::end_step(bool skipped) {
     // By values: LibTorch's batch norm writes to its statistics without moving their version (2.13).
     if (first_step_ && buffer.numel() > kSmallElements && at::equal(buffer, copy.values)) {
       copy = {.wanted = false};
-    } else if (skipped) {
+    } else if (skipped || (abandoned_ && has_become_non_finite(buffer, copy.values))) {
       buffer.copy_(copy.values);
     }
   }

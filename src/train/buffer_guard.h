@@ -29,6 +29,10 @@ class BufferGuard {
   /// Puts back what changed since the step began if it was skipped.
   void end_step(bool skipped);
 
+  /// What was computed since the step began is thrown away, as by zero_grad, and the step goes on from its
+  /// beginning: buffers that are not finite any more are put back at its end, even if it is not skipped.
+  void abandon() { abandoned_ = step_begun_; }
+
   /// The next step begins here.
   void restart();
 
@@ -49,7 +53,7 @@ class BufferGuard {
 
   NamedBuffers buffers_;
   std::vector<Copy> copies_;
-  bool first_step_ = true, step_begun_ = false;
+  bool first_step_ = true, step_begun_ = false, abandoned_ = false;
 };
 
 }  // namespace halfstep::train

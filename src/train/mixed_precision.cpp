@@ -53,6 +53,19 @@ void check_dense_gradients(const std::string& path, torch::nn::Module& module) {
       "torch::optim optimizer.");
 }
 
+/// Two models of one name would be saved as one.
+void check_names_differ(const Contents& contents) {
+  std::unordered_set<std::string_view> names;
+  const auto check = [&](const auto& items) {
+    names.clear();
+    for (const auto& [name, tensor] : items)
+      HALFSTEP_CHECK(names.insert(name).second, "MixedPrecision: two tensors are called '", name,
+                     "'. Give each model a name of its own.");
+  };
+  check(contents.parameters);
+  check(contents.buffers);
+}
+
 Contents contents_of(const std::vector<NamedModel>& models) {
   Contents contents;
   std::unordered_set<const c10::TensorImpl*> seen;
@@ -71,7 +84,21 @@ Contents contents_of(const std::vector<NamedModel>& models) {
       check_dense_gradients(item.key(), *item.value());
   }
   HALFSTEP_CHECK(!contents.parameters.empty(), "MixedPrecision: the model has no parameters.");
+  check_names_differ(contents);
   return contents;
+}
+
+/// A buffer in the memory of a parameter would be left behind when that gets memory of its own type.
+void check_buffers_apart(const Precision& precision, const Contents& contents) {
+  for (const auto& [name, parameter] : contents.parameters) {
+    if (precision.storage_of(name) == WeightStorage::Fp32 || !parameter.has_storage()) continue;
+    for (const auto& [buffer_name, buffer] : contents.buffers)
+      HALFSTEP_CHECK(!buffer.has_storage() || !buffer.is_alias_of(parameter), "MixedPrecision: buffer '",
+                     buffer_name, "' lies in the memory of parameter '", name,
+                     "', which gets another type and memory of its own. Make the buffer a clone, or keep the "
+                     "parameter in FP32: precision.keep(\"",
+                     name, "\").");
+  }
 }
 
 void check_every_rule_matches(const Precision& precision, const Contents& contents) {
@@ -86,6 +113,7 @@ void check_every_rule_matches(const Precision& precision, const Contents& conten
 
 std::vector<Param> take_in(const Precision& precision, const Contents& contents) {
   check_every_rule_matches(precision, contents);
+  check_buffers_apart(precision, contents);
   // All before the first is rounded: a model that is refused is left as it was. Memory too: once rounded, two
   // parameters that shared theirs would each have its own, and be tied no more.
   std::vector<NamedTensor> tensors;
@@ -217,6 +245,17 @@ const PrecisionSupport& MixedPrecision::support() const {
 double MixedPrecision::loss_scale() const { return impl_->scaler.state.loss_scale; }
 const LossScaleState& MixedPrecision::loss_scale_state() const { return impl_->scaler.state; }
 
+void MixedPrecision::set_loss_scaling(const LossScaling& options) {
+  HALFSTEP_CHECK(impl_->precision.loss_scaling, "MixedPrecision: ", impl_->precision.name(),
+                 " has no loss scale to set rules for. Precision::fp16() has.");
+  options.check();
+  impl_->check_advanced("set_loss_scaling");
+  impl_->precision.loss_scaling = impl_->scaler.options = options;
+  LossScaling from_here = options;
+  from_here.initial = std::clamp(loss_scale(), options.floor, options.cap);
+  impl_->scaler.state.loss_scale = initial_state(from_here).loss_scale;  // as FP32 holds it
+}
+
 void MixedPrecision::backward(const at::Tensor& loss, BackwardOptions options) {
   HALFSTEP_CHECK(loss.defined() && loss.numel() == 1,
                  "MixedPrecision: backward needs a loss of one element, not ",
@@ -224,11 +263,20 @@ void MixedPrecision::backward(const at::Tensor& loss, BackwardOptions options) {
                  ". Take its mean or sum first.");
   impl_->check_advanced("backward");
   impl_->check_no_grad_left();
+  if (!impl_->accumulator) impl_->weights.begin_backward(impl_->params);
   const MemoryClassScope memory(MemoryClass::Gradient);
   // In FP32: 2^16 times a loss of 2 is Inf in FP16.
   const at::Tensor root = impl_->precision.loss_scaling ? loss.to(at::kFloat) * loss_scale() : loss;
+  try {
+    root.backward({}, options.retain_graph);
+  } catch (...) {
+    // What it had made until then is no micro-batch.
+    if (impl_->accumulator)
+      for (const Param& param : impl_->params) param.working.mutable_grad().reset();
+    throw;
+  }
   impl_->backward_ran = true;
-  root.backward({}, options.retain_graph);
+  if (!impl_->accumulator) impl_->weights.end_backward(impl_->params);
   if (impl_->accumulator) impl_->accumulator->add_micro_batch(impl_->params, loss_scale());
 }
 
@@ -238,7 +286,7 @@ GradSummary MixedPrecision::inspect_grads(GradDetail detail) {
   impl_->check_backward_ran();
   GradSummary summary = impl_->accumulator ? impl_->accumulator->close(impl_->params, loss_scale(), detail)
                                            : halfstep::inspect_grads(impl_->params, loss_scale(), detail);
-  impl_->weights.note(impl_->params);
+  if (!impl_->inspected) impl_->weights.note(impl_->params);
   impl_->inspected = summary.any;
   return summary;
 }
@@ -247,11 +295,15 @@ void MixedPrecision::zero_grad() {
   for (const Param& param : impl_->params) param.working.mutable_grad().reset();
   if (impl_->accumulator) impl_->accumulator->begin_step();
   impl_->inspected = impl_->backward_ran = false;
-  impl_->buffers->end_step(/*skipped=*/false);
+  impl_->buffers->abandon();
 }
 
 void MixedPrecision::advance(const GradSummary& grads) {
-  if (impl_->inspected && grads.any && grads.finite) impl_->weights.end_step(impl_->params);
+  HALFSTEP_CHECK(
+      impl_->inspected || !grads.any,
+      "MixedPrecision: advance, but inspect_grads was not called since the last advance. Call each "
+      "of them once a step: inspect_grads, optimizer.step, advance.");
+  if (impl_->inspected && grads.any) impl_->weights.end_step(impl_->params);
   if (impl_->accumulator) impl_->accumulator->begin_step();
   impl_->inspected = impl_->backward_ran = false;
   impl_->buffers->end_step(/*skipped=*/grads.any && !grads.finite);
@@ -344,12 +396,14 @@ void MixedPrecision::load_state_dict(const StateDict& saved) {
   impl_->scaler = scaler;
   for (const Param& param : impl_->params) {
     if (!param.master.defined()) continue;
-    const bool frozen_then = saved.tensor("master." + param.name).numel() == 0;
+    const at::Tensor& master = saved.tensor("master." + param.name);
+    const bool frozen_then = master.numel() == 0 && master.sizes() != param.working.sizes();
     frozen_then ? drop_master(param) : give_master(param);
   }
   for_each_tensor(impl_->params, impl_->buffers->buffers(),
                   [&](const std::string& name, at::Tensor tensor) { tensor.copy_(saved.tensor(name)); });
   // Whatever step was under way is not the loaded state's.
+  for (const Param& param : impl_->params) param.working.mutable_grad().reset();
   impl_->inspected = impl_->backward_ran = false;
   impl_->buffers->restart();
   if (under(saved, kStartOfStepPrefix).size() > 0) impl_->buffers->resume_step(at_start_of_step);

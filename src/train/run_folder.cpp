@@ -1,16 +1,33 @@
 #include "train/run_folder.h"
 
 #include <halfstep/error.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
 
-#include <fstream>
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "files/durable_file.h"
+#include "files/step_folders.h"
 
 namespace halfstep::train {
 namespace {
 
-using Path = std::filesystem::path;
+namespace fs = std::filesystem;
 
 // Histograms where no evaluation says how often the run is looked at.
 constexpr int64_t kHistogramSteps = 100;
+constexpr double kStatusSeconds = 5;
+// After a save that failed: until the next attempt, twice as long each time.
+constexpr double kFirstRetrySeconds = 5, kLongestRetrySeconds = 300;
+
+double unix_time() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
 
 RunHeader header_of(const ResolvedConfig& resolved, const std::string& unit) {
   RunHeader header{.configuration = to_toml(resolved, /*with_origins=*/false), .machine = {}, .unit = unit};
@@ -19,65 +36,162 @@ RunHeader header_of(const ResolvedConfig& resolved, const std::string& unit) {
 }
 
 std::optional<Checkpoint> checkpoint_to_resume(const CheckpointFolder& checkpoints, const std::string& resume,
-                                               const Path& folder) {
+                                               const fs::path& folder, std::optional<int64_t> from_step) {
   if (resume == "never") {
-    HALFSTEP_CHECK(checkpoints.steps().empty() && !std::filesystem::exists(folder / "log.jsonl"),
-                   folder.string(),
+    HALFSTEP_CHECK(checkpoints.steps().empty() && !fs::exists(folder / "log.jsonl"), folder.string(),
                    ": already holds a run, and checkpoint.resume is never. Choose another folder, or let it "
                    "resume (checkpoint.resume=auto).");
+    HALFSTEP_CHECK(!from_step, "--from-step ", from_step.value_or(0),
+                   ", and checkpoint.resume is never. Leave one of them out.");
     return std::nullopt;
   }
+  if (from_step) return checkpoints.load(*from_step);
   auto latest = checkpoints.load_latest();
   HALFSTEP_CHECK(latest || resume != "must", folder.string(),
                  ": has no checkpoint, and checkpoint.resume is must. Check run.folder.");
   return latest;
 }
 
+/// Keys that only the beginning of a run asks.
+constexpr std::array<std::string_view, 2> kDecidedAtTheStart = {"train.seed", "precision.loss_scale.initial"};
+
 /// What is asked for now and was not when the run's folder was written, each in a sentence.
-std::vector<std::string> changes_since(const Path& path, const RunConfig& now) {
-  if (!std::filesystem::exists(path)) return {};
+std::vector<std::string> changes_since(const fs::path& path, const RunConfig& now) {
+  if (!fs::exists(path)) return {};
   try {
     RunConfig before = resolve({.file = read_config_file(path)}).config;
     // Where it lies and whether it may go on: not what it is.
     before.run = now.run;
     before.checkpoint.resume = now.checkpoint.resume;
-    return config_changes(before, now);
+    std::vector<std::string> changes = config_changes(before, now);
+    for (std::string& change : changes)
+      for (const std::string_view key : kDecidedAtTheStart)
+        if (change.starts_with(std::string(key) + " "))
+          change += "; it is for the start of a run alone, and changes nothing in one that goes on";
+    return changes;
   } catch (const Error&) {
     return {detail::concat(path.string(),
                            " cannot be read by this version: what the configuration changes is not known")};
   }
 }
 
+void replace_text(const fs::path& path, const std::string& text) {
+  files::DurableFile file(path);
+  file.write(std::as_bytes(std::span(text)));
+  file.commit();
+}
+
+/// Moves all that a run left but its tokens into a folder of its own, `earlier-1`; returns its name.
+std::string move_aside(const fs::path& folder) {
+  fs::path aside;
+  for (int number = 1;; ++number) {
+    aside = folder / ("earlier-" + std::to_string(number));
+    if (!fs::exists(aside)) break;
+  }
+  files::make_folder(aside);
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    if (name == "tokens" || name == "checkpoints" || name.starts_with('.') || name.starts_with("earlier-"))
+      continue;
+    fs::rename(entry.path(), aside / name);
+  }
+  files::sync_folder(aside);
+  files::sync_folder(folder);
+  return aside.filename().string();
+}
+
 }  // namespace
 
-RunFolder::RunFolder(const ResolvedConfig& resolved, const Path& folder, const std::string& unit)
-    : checkpoints_(folder / "checkpoints", {.keep_last = resolved.config.checkpoint.keep_last}),
-      checkpoint_(checkpoint_to_resume(checkpoints_, resolved.config.checkpoint.resume, folder)),
+int64_t bytes_of(const Checkpoint& checkpoint) {
+  int64_t bytes = 0;
+  for (const auto& [name, part] : checkpoint.parts)
+    for (const auto& [key, value] : part)
+      if (const auto* tensor = std::get_if<at::Tensor>(&value))
+        bytes += static_cast<int64_t>(tensor->nbytes());
+  return bytes;
+}
+
+FolderClaim::FolderClaim(const fs::path& folder) : folder_(folder), made_(!fs::exists(folder)) {
+  files::make_folders(folder);
+  lock_.emplace(folder);
+  files::remove_asides(folder, {"config.toml", "status.json"});
+  files::remove_asides(folder / "tokens");
+  files::remove_asides(folder / "model");
+}
+
+FolderClaim::~FolderClaim() {
+  std::error_code ignored;
+  if (!made_) return;
+  for (const auto& entry : fs::directory_iterator(folder_, ignored))
+    if (entry.path().filename() != ".lock") return;
+  fs::remove(folder_ / ".lock", ignored);
+  fs::remove(folder_, ignored);
+}
+
+RunFolder::RunFolder(const ResolvedConfig& resolved, const fs::path& folder, std::optional<int64_t> from_step)
+    : resolved_(resolved),
+      folder_(folder),
+      checkpoints_(folder / "checkpoints", {.keep_last = resolved.config.checkpoint.keep_last,
+                                            .keep_every = resolved.config.checkpoint.keep_every,
+                                            .keep_best = resolved.config.checkpoint.keep_best}),
+      checkpoint_(checkpoint_to_resume(checkpoints_, resolved.config.checkpoint.resume, folder, from_step)),
       histogram_every_(resolved.config.train.evaluate_every > 0 ? resolved.config.train.evaluate_every
                                                                 : kHistogramSteps) {
+  if (!checkpoint_) return;
+  step_ = saved_step_ = checkpoint_->step;
+  notes_.push_back(detail::concat("resumed after step ", step_));
+  if (!checkpoint_->healthy)
+    notes_.push_back(
+        "the run was in trouble when this checkpoint was saved; 'halfstep checkpoint ls' shows earlier ones, "
+        "and --from-step goes back to one");
+  for (const auto& change : fingerprint_changes(*checkpoint_)) notes_.push_back(change);
+  for (const auto& change : changes_since(folder / "config.toml", resolved.config)) notes_.push_back(change);
+}
+
+void RunFolder::begin(const std::string& unit, RunWatcher& watcher) {
+  watcher_ = &watcher;
   if (checkpoint_) {
-    step_ = saved_step_ = checkpoint_->step;
-    notes_.push_back(detail::concat("resumed after step ", step_));
-    for (const auto& change : fingerprint_changes(*checkpoint_)) notes_.push_back(change);
-    for (const auto& change : changes_since(folder / "config.toml", resolved.config))
-      notes_.push_back(change);
+    for (const int64_t step : checkpoints_.steps())
+      HALFSTEP_CHECK(step <= step_ || !files::is_pinned(folder_ / "checkpoints", step), folder_.string(),
+                     ": the checkpoint of step ", step, " is pinned, and going on from step ", step_,
+                     " would remove it. Unpin it, or copy it elsewhere.");
+    checkpoints_.remove_newer_than(step_);
+    checkpoint_.reset();  // its tensors take as much memory as the run's
+  } else if (const int64_t last = RunLog::last_step(folder_); last > 0) {
+    notes_.push_back(detail::concat("the folder held a run of ", last,
+                                    " steps without a checkpoint: moved into ", move_aside(folder_)));
   }
-  write_configuration(resolved, folder);
-  const RunHeader header = header_of(resolved, unit);
-  log_ = std::filesystem::exists(folder / "log.jsonl") ? RunLog::resume(folder, header, step_)
-                                                       : RunLog::create(folder, header);
-  seconds_before_ = log_->seconds_before();
-  if (resolved.config.log.tensorboard)
-    events_.emplace(folder, checkpoint_ ? std::optional(step_) : std::nullopt);
+  replace_text(folder_ / "config.toml", to_toml(resolved_, /*with_origins=*/false));
+  open_logs(unit);
   for (const std::string& note : notes_) log_->note(step_, seconds(), note);
 }
 
-void RunFolder::write_configuration(const ResolvedConfig& resolved, const Path& folder) {
-  std::ofstream file(folder / "config.toml");
-  file << to_toml(resolved, /*with_origins=*/false);
-  if (!file.flush())
-    throw FileError(
-        detail::concat((folder / "config.toml").string(), ": cannot be written. Is the disk full?"), errno);
+void RunFolder::open_logs(const std::string& unit) {
+  const RunHeader header = header_of(resolved_, unit);
+  log_.reset();
+  log_ = fs::exists(folder_ / "log.jsonl") ? RunLog::resume(folder_, header, step_)
+                                           : RunLog::create(folder_, header);
+  seconds_before_ = log_->seconds_before() - clock_.seconds();
+  if (resolved_.config.log.tensorboard)
+    events_.emplace(folder_, step_ > 0 ? std::optional(step_) : std::nullopt);
+}
+
+template <typename Body>
+void RunFolder::patiently(int64_t step, const std::string& what, Body body) {
+  try {
+    body();
+  } catch (const FileError& error) {
+    if (refused_since_.emplace(what, step).second)
+      watcher_->note(step, detail::concat(what, " cannot be written: ", error.what(),
+                                          " It is kept in memory and tried again; the run goes on."));
+    return;
+  }
+  const auto refused = refused_since_.find(what);
+  if (refused == refused_since_.end()) return;
+  const int64_t since = refused->second;
+  refused_since_.erase(refused);
+  note(step, detail::concat(what, " can be written again; since step ", since,
+                            " it was kept in memory, and is complete"));
 }
 
 EventFile* RunFolder::histograms_at(int64_t step) {
@@ -85,51 +199,180 @@ EventFile* RunFolder::histograms_at(int64_t step) {
 }
 
 void RunFolder::write(const StepRecord& record) {
-  log_->step(record);
+  patiently(record.step, "the log", [&] { log_->step(record); });
   if (!events_) return;
-  events_->scalar("loss", record.loss, record.step);
-  events_->scalar("lr", record.lr, record.step);
-  events_->scalar("grad_norm", record.grad_norm, record.step);
-  events_->scalar("tokens_per_second", record.tokens_per_second, record.step);
-  if (record.loss_scale) events_->scalar("loss_scale", *record.loss_scale, record.step);
-  if (record.stalled_share) events_->scalar("stalled_share", *record.stalled_share, record.step);
-  if (record.share_of_peak) events_->scalar("share_of_peak", *record.share_of_peak, record.step);
-  if (record.memory)
-    events_->scalar("peak_bytes", static_cast<double>(record.memory->peak_bytes), record.step);
+  patiently(record.step, "the event file", [&] {
+    events_->scalar("loss", record.loss, record.step);
+    events_->scalar("lr", record.lr, record.step);
+    events_->scalar("grad_norm", record.grad_norm, record.step);
+    events_->scalar("tokens_per_second", record.tokens_per_second, record.step);
+    if (record.loss_scale) events_->scalar("loss_scale", *record.loss_scale, record.step);
+    if (record.stalled_share) events_->scalar("stalled_share", *record.stalled_share, record.step);
+    if (record.share_of_peak) events_->scalar("share_of_peak", *record.share_of_peak, record.step);
+    if (record.memory)
+      events_->scalar("peak_bytes", static_cast<double>(record.memory->peak_bytes), record.step);
+  });
 }
 
 void RunFolder::write(const EvaluationRecord& record) {
-  log_->evaluation(record);
+  patiently(record.step, "the log", [&] { log_->evaluation(record); });
   if (!events_) return;
-  events_->scalar("evaluation/loss", record.loss, record.step);
-  if (record.accuracy) events_->scalar("evaluation/accuracy", *record.accuracy, record.step);
-  events_->flush();
+  patiently(record.step, "the event file", [&] {
+    events_->scalar("evaluation/loss", record.loss, record.step);
+    if (record.accuracy) events_->scalar("evaluation/accuracy", *record.accuracy, record.step);
+    events_->flush();
+  });
 }
 
-void RunFolder::write(const SampleRecord& record) { log_->sample(record); }
+void RunFolder::write(const SampleRecord& record) {
+  patiently(record.step, "the log", [&] { log_->sample(record); });
+}
 
-void RunFolder::note(int64_t step, std::string_view text, RunWatcher& watcher) {
-  log_->note(step, seconds(), text);
-  watcher.note(step, text);
+void RunFolder::note(int64_t step, std::string_view text) {
+  watcher_->note(step, text);
+  patiently(step, "the log", [&] { log_->note(step, seconds(), text); });
 }
 
 void RunFolder::end(const RunEnd& end) {
-  log_->end(end.step, seconds(), to_string(end.outcome), end.why);
-  log_->sync();
-  if (events_) events_->flush();
+  patiently(end.step, "the log", [&] {
+    log_->end(end.step, seconds(), to_string(end.outcome), end.why);
+    log_->sync();
+  });
+  if (events_) patiently(end.step, "the event file", [&] { events_->flush(); });
 }
 
-void RunFolder::save(Checkpoint checkpoint, RunWatcher& watcher) {
-  const int64_t step = saved_step_ = checkpoint.step;
-  log_->sync();
-  if (events_) events_->flush();
-  const SaveReport report = checkpoints_.save_async(std::move(checkpoint));
-  watcher.note(step, detail::concat("checkpoint of step ", step, ": ", report.tensor_bytes / 1000000, " MB"));
-  if (report.waited_seconds > 1)
-    note(step,
-         detail::concat("waited ", report.waited_seconds,
-                        " s for the checkpoint before: they come faster than the disk can write"),
-         watcher);
+bool RunFolder::save_due(int64_t step) const {
+  if (step == saved_step_ || (saving_ && step == saving_->step)) return false;
+  const RunConfig::Checkpoint& asked = resolved_.config.checkpoint;
+  const double since = seconds_here() - saved_at_;
+  if (failures_ > 0)
+    return since > std::min(kLongestRetrySeconds, kFirstRetrySeconds * std::exp2(failures_ - 1));
+  return (asked.every > 0 && step % asked.every == 0) ||
+         (asked.every_minutes > 0 && since > 60 * asked.every_minutes);
+}
+
+void RunFolder::check_space(uint64_t bytes) const {
+  struct statvfs disk{};
+  if (::statvfs((folder_ / "checkpoints").c_str(), &disk) != 0) return;  // the write itself will tell
+  const uint64_t free_bytes = uint64_t{disk.f_bavail} * disk.f_frsize;
+  if (free_bytes < bytes)
+    throw FileError(detail::concat((folder_ / "checkpoints").string(), ": ", free_bytes / 1000000,
+                                   " MB are free, and a checkpoint takes ", bytes / 1000000,
+                                   ". Free some space, or lower checkpoint.keep_last."),
+                    ENOSPC);
+}
+
+void RunFolder::note_failed_save(int64_t step, const std::string& why) {
+  ++failures_;
+  const double wait = std::min(kLongestRetrySeconds, kFirstRetrySeconds * std::exp2(failures_ - 1));
+  note(step, detail::concat("a checkpoint could not be saved: ", why, " The last one is of step ",
+                            saved_step_, ". It is tried again in ", wait, " s; the run goes on."));
+}
+
+void RunFolder::save(Checkpoint checkpoint) {
+  const int64_t step = checkpoint.step;
+  PhaseClock waiting;
+  finish_saves(step);
+  if (const double waited = waiting.seconds(); waited > 1)
+    note(step, detail::concat("waited ", waited,
+                              " s for the checkpoint before: they come faster than the disk can write"));
+  saved_at_ = seconds_here();
+  patiently(step, "the log", [&] { log_->sync(); });
+  if (events_) patiently(step, "the event file", [&] { events_->flush(); });
+  try {
+    check_space(static_cast<uint64_t>(bytes_of(checkpoint)));
+    const SaveReport report = checkpoints_.save_async(std::move(checkpoint));
+    saving_ = {
+        .step = step, .tensor_bytes = static_cast<int64_t>(report.tensor_bytes), .begun = seconds_here()};
+  } catch (const FileError& error) {
+    note_failed_save(step, error.what());
+  }
+}
+
+void RunFolder::look_after_saves(int64_t step) {
+  if (saving_ && !checkpoints_.writing()) finish_saves(step);
+}
+
+void RunFolder::finish_saves(int64_t step) {
+  if (!saving_) return;
+  const Saving saving = *saving_;
+  saving_.reset();
+  std::string trouble;
+  try {
+    checkpoints_.wait();
+  } catch (const OldCheckpointError& error) {
+    trouble = error.what();
+  } catch (const FileError& error) {
+    return note_failed_save(step, error.what());
+  }
+  saved_step_ = saving.step;
+  saved_unix_time_ = unix_time();
+  save_seconds_ = std::max(save_seconds_, seconds_here() - saving.begun);
+  failures_ = 0;
+  watcher_->note(step, detail::concat("checkpoint of step ", saving.step,
+                                      " is saved: ", saving.tensor_bytes / 1000000, " MB"));
+  patiently(step, "the log", [&] {
+    log_->checkpoint(
+        {.step = step, .seconds = seconds(), .saved_step = saving.step, .tensor_bytes = saving.tensor_bytes});
+  });
+  if (!trouble.empty()) note(step, trouble);
+}
+
+void RunFolder::save_last(const Checkpoint& checkpoint) {
+  constexpr std::array<double, 5> kPauses = {0.2, 0.5, 1, 2, 4};
+  for (size_t attempt = 0;; ++attempt) {
+    save(checkpoint);
+    finish_saves(checkpoint.step);
+    if (saved_step_ == checkpoint.step) return;
+    if (attempt == kPauses.size())
+      throw FileError(
+          detail::concat(folder_.string(), ": the last checkpoint, of step ", checkpoint.step,
+                         ", could not be saved in ", attempt + 1, " attempts; that of step ", saved_step_,
+                         " is there. Free some space on the disk, then run the same ",
+                         "command again: it goes on from there."),
+          EIO);
+    std::this_thread::sleep_for(std::chrono::duration<double>(kPauses[attempt]));
+  }
+}
+
+std::optional<int64_t> RunFolder::healthy_step(int64_t most) const {
+  std::optional<int64_t> found;
+  for (const int64_t step : checkpoints_.steps()) {
+    if (found && step > most) break;
+    if (summarize_checkpoint(folder_ / "checkpoints", step).healthy) found = step;
+  }
+  return found;
+}
+
+Checkpoint RunFolder::go_back_to(int64_t step, const std::string& unit) {
+  finish_saves(step_);
+  Checkpoint checkpoint = checkpoints_.load(step);
+  checkpoints_.remove_newer_than(step);
+  step_ = saved_step_ = step;
+  open_logs(unit);
+  return checkpoint;
+}
+
+void RunFolder::write_status(const std::string& state, const StepRecord* latest, bool at_once) {
+  if (!at_once && seconds_here() - status_at_ < kStatusSeconds) return;
+  status_at_ = seconds_here();
+  nlohmann::ordered_json status{{"state", state},
+                                {"process", ::getpid()},
+                                {"unix_time", unix_time()},
+                                {"seconds", seconds()},
+                                {"step", latest != nullptr ? latest->step : step_},
+                                {"steps", resolved_.config.train.steps}};
+  if (latest != nullptr) {
+    if (std::isfinite(latest->loss)) status["loss"] = latest->loss;
+    status["tokens_per_second"] = latest->tokens_per_second;
+  }
+  status["saved_step"] = saved_step_;
+  if (saved_unix_time_ > 0) status["saved_unix_time"] = saved_unix_time_;
+  try {
+    files::replace_file(folder_ / "status.json", status.dump(2) + "\n");
+  } catch (const FileError&) {
+    // The next one may work; what else the disk refuses is told where something is lost by it.
+  }
 }
 
 }  // namespace halfstep::train

@@ -1,4 +1,4 @@
-// All that a run writes: its folder with configuration, logs and checkpoints.
+// All that a run writes: its folder with configuration, logs, status and checkpoints.
 #pragma once
 
 #include <halfstep/checkpoint.h>
@@ -8,29 +8,59 @@
 #include <halfstep/run_watch.h>
 
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "files/folder_lock.h"
 #include "train/phase_clock.h"
 
 namespace halfstep::train {
 
+/// Of its tensors.
+int64_t bytes_of(const Checkpoint& checkpoint);
+
+/// One process a folder, from before anything in it is written until the run ends.
+class FolderClaim {
+ public:
+  /// Makes the folder if there is none, and removes what a process that died left half written. An Error if
+  /// another process has it.
+  explicit FolderClaim(const std::filesystem::path& folder);
+  /// A folder that was made for a run which then was refused goes again.
+  ~FolderClaim();
+  FolderClaim(const FolderClaim&) = delete;
+  FolderClaim& operator=(const FolderClaim&) = delete;
+
+ private:
+  std::filesystem::path folder_;
+  bool made_ = false;
+  std::optional<files::FolderLock> lock_;
+};
+
+/// What the disk refuses while a run goes on ends nothing: it is told, and tried again.
 class RunFolder {
  public:
-  /// Begins a run, or opens one to go on with it: checkpoint.resume says which.
-  RunFolder(const ResolvedConfig& resolved, const std::filesystem::path& folder, const std::string& unit);
+  /// Looks for the checkpoint to go on from: checkpoint.resume says whether, `from_step` which. Nothing is
+  /// changed yet.
+  RunFolder(const ResolvedConfig& resolved, const std::filesystem::path& folder,
+            std::optional<int64_t> from_step);
 
   /// To go on from; nothing in a new run.
   const std::optional<Checkpoint>& checkpoint() const { return checkpoint_; }
-  void forget_checkpoint() { checkpoint_.reset(); }  ///< its tensors take as much memory as the run's
-
   int64_t step() const { return step_; }  ///< done before
+
+  /// From here on the folder is this run's: configuration and logs are written, what is newer than the
+  /// checkpoint goes, and a run without checkpoints that was here before is moved aside.
+  void begin(const std::string& unit, RunWatcher& watcher);
+
   const std::vector<std::string>& notes() const { return notes_; }
 
   /// Since the run began, pauses between processes not counted.
   double seconds() const { return seconds_before_ + clock_.seconds(); }
+  /// Of this process.
+  double seconds_here() const { return clock_.seconds(); }
 
   /// Where histograms go, if there are any to write at this step.
   EventFile* histograms_at(int64_t step);
@@ -38,27 +68,65 @@ class RunFolder {
   void write(const StepRecord& record);
   void write(const EvaluationRecord& record);
   void write(const SampleRecord& record);
-  void note(int64_t step, std::string_view text, RunWatcher& watcher);
+  void note(int64_t step, std::string_view text);
   void end(const RunEnd& end);
 
+  /// Whether a checkpoint should be made after this step: by steps, by time, or because the last one failed.
+  bool save_due(int64_t step) const;
   /// The logs first, so that no checkpoint is ahead of them. Written while the run goes on.
-  void save(Checkpoint checkpoint, RunWatcher& watcher);
-  void wait() { checkpoints_.wait(); }
-  int64_t saved_step() const { return saved_step_; }
+  void save(Checkpoint checkpoint);
+  /// Durable when it returns; tries for some seconds, then throws the FileError.
+  void save_last(const Checkpoint& checkpoint);
+  /// Takes note of a checkpoint that has become durable, or has failed, since.
+  void look_after_saves(int64_t step);
+  /// Waits for the one under way.
+  void finish_saves(int64_t step);
+  int64_t saved_step() const { return saved_step_; }  ///< of the last one that is durable
+  double save_seconds() const { return save_seconds_; }
+
+  /// The last healthy checkpoint that is at most of this step, else the oldest healthy one; none if there is
+  /// none.
+  std::optional<int64_t> healthy_step(int64_t most) const;
+  /// Goes back to a checkpoint: what is newer goes, in the log too.
+  Checkpoint go_back_to(int64_t step, const std::string& unit);
+
+  /// Replaces status.json if it is older than a few seconds, or `at_once`.
+  void write_status(const std::string& state, const StepRecord* latest, bool at_once);
 
  private:
-  void write_configuration(const ResolvedConfig& resolved, const std::filesystem::path& folder);
+  /// Runs what may be refused by the disk. A refusal is told once, until it works again.
+  template <typename Body>
+  void patiently(int64_t step, const std::string& what, Body body);
+  void open_logs(const std::string& unit);
+  void check_space(uint64_t bytes) const;
+  void note_failed_save(int64_t step, const std::string& why);
 
+  ResolvedConfig resolved_;
+  std::filesystem::path folder_;
   CheckpointFolder checkpoints_;
   std::optional<Checkpoint> checkpoint_;
   std::vector<std::string> notes_;
   int64_t step_ = 0;
-  int64_t saved_step_ = 0;
   std::optional<RunLog> log_;
   std::optional<EventFile> events_;
+  RunWatcher* watcher_ = nullptr;
   double seconds_before_ = 0;
   PhaseClock clock_;
   int64_t histogram_every_;
+  std::map<std::string, int64_t> refused_since_;  ///< step, by what
+
+  struct Saving {
+    int64_t step = 0;
+    int64_t tensor_bytes = 0;
+    double begun = 0;  ///< seconds_here
+  };
+  std::optional<Saving> saving_;
+  int64_t saved_step_ = 0;
+  double saved_at_ = 0;      ///< seconds_here, when the last one was asked for
+  double save_seconds_ = 0;  ///< the longest so far
+  int failures_ = 0;         ///< in a row
+  double status_at_ = -1e9;
+  double saved_unix_time_ = 0;
 };
 
 }  // namespace halfstep::train

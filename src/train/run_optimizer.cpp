@@ -6,28 +6,38 @@ namespace halfstep::train {
 namespace {
 
 template <typename Options>
-std::vector<ParamGroup<Options>> groups_of(const std::vector<Param>& params, const Options& options) {
-  Options without_decay = options;
-  without_decay.weight_decay = 0;
-  ParamGroup<Options> matrices{.params = {}, .options = options};
-  ParamGroup<Options> vectors{.params = {}, .options = without_decay};
-  for (const Param& param : params) (param.working.dim() >= 2 ? matrices : vectors).params.push_back(param);
+Options options_of(const RunConfig& config) {
+  if constexpr (std::is_same_v<Options, AdamWOptions>)
+    return adamw_of(config);
+  else
+    return sgd_of(config);
+}
+
+bool is_matrix(const Param& param) { return param.working.dim() >= 2; }
+
+template <typename Options>
+std::vector<ParamGroup<Options>> groups_of(const std::vector<Param>& params, const RunConfig& config) {
   std::vector<ParamGroup<Options>> groups;
-  for (auto* group : {&matrices, &vectors})
-    if (!group->params.empty()) groups.push_back(std::move(*group));
+  for (const bool matrices : {true, false}) {
+    ParamGroup<Options> group{.params = {}, .options = options_of<Options>(config)};
+    if (!matrices) group.options.weight_decay = 0;
+    for (const Param& param : params)
+      if (is_matrix(param) == matrices) group.params.push_back(param);
+    if (!group.params.empty()) groups.push_back(std::move(group));
+  }
   return groups;
 }
 
 std::variant<AdamW, SGD> make(const std::vector<Param>& params, const RunConfig& config) {
   const auto seed = static_cast<uint64_t>(config.train.seed);
-  if (config.optimizer.kind == "adamw") return AdamW(groups_of(params, adamw_of(config)), seed);
-  return SGD(groups_of(params, sgd_of(config)), seed);
+  if (config.optimizer.kind == "adamw") return AdamW(groups_of<AdamWOptions>(params, config), seed);
+  return SGD(groups_of<SgdOptions>(params, config), seed);
 }
 
 }  // namespace
 
 RunOptimizer::RunOptimizer(const std::vector<Param>& params, const RunConfig& config)
-    : optimizer_(make(params, config)) {}
+    : params_(params), config_(config), optimizer_(make(params, config)) {}
 
 StepReport RunOptimizer::step(const GradMultiplier& multiplier) {
   return std::visit([&](auto& optimizer) { return optimizer.step(multiplier); }, optimizer_);
@@ -50,7 +60,14 @@ StateDict RunOptimizer::state_dict() const {
 }
 
 void RunOptimizer::load_state_dict(const StateDict& saved) {
-  std::visit([&](auto& optimizer) { optimizer.load_state_dict(saved); }, optimizer_);
+  std::visit(
+      [&](auto& optimizer) {
+        optimizer.load_state_dict(saved);
+        using Options = std::decay_t<decltype(optimizer.options())>;
+        const auto groups = groups_of<Options>(params_, config_);
+        for (size_t i = 0; i < groups.size(); ++i) optimizer.set_options(groups[i].options, i);
+      },
+      optimizer_);
 }
 
 }  // namespace halfstep::train

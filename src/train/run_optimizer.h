@@ -17,9 +17,12 @@ class RunOptimizer {
   void zero_grad();
   double next_lr() const;  ///< of the next step
   StateDict state_dict() const;
+  /// What was saved, with the options of the configuration: rate, decay and schedule may be others now.
   void load_state_dict(const StateDict& saved);
 
  private:
+  std::vector<Param> params_;
+  RunConfig config_;
   std::variant<AdamW, SGD> optimizer_;
 };
 

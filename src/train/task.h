@@ -51,8 +51,9 @@ class Task {
   virtual void write_model(const std::filesystem::path& folder) const = 0;
 };
 
-/// `tokens_folder`: where token files made of text are put.
-std::unique_ptr<Task> text_task(const RunConfig& config, const std::filesystem::path& tokens_folder);
+/// `tokens_folder`: where token files made of text are put. `most_text_bytes`: see TokenOptions.
+std::unique_ptr<Task> text_task(const RunConfig& config, const std::filesystem::path& tokens_folder,
+                                int64_t most_text_bytes);
 std::unique_ptr<Task> image_task(const RunConfig& config);
 
 }  // namespace halfstep::train

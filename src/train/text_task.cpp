@@ -5,6 +5,7 @@
 #include <halfstep/tokenizer.h>
 
 #include <algorithm>
+#include <fstream>
 
 #include "base/with_commas.h"
 #include "models/evaluation_scope.h"
@@ -32,6 +33,13 @@ std::optional<Path> tokenizer_path(const RunConfig& config) {
   if (config.model.from && std::filesystem::exists(tokenizer_file(*config.model.from)))
     return tokenizer_file(*config.model.from);
   return std::nullopt;
+}
+
+/// "" for bytes. What cannot be read is refused by whoever parses it.
+std::string text_of(const std::optional<Path>& path) {
+  if (!path) return "";
+  std::ifstream file(*path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
 }
 
 std::shared_ptr<CausalLM> make_model(const RunConfig& config, int64_t tokenizer_size) {
@@ -86,12 +94,14 @@ int64_t total_size(const std::vector<TokenFile>& files) {
 
 class TextTask final : public Task {
  public:
-  TextTask(const RunConfig& config, const Path& tokens_folder)
+  TextTask(const RunConfig& config, const Path& tokens_folder, int64_t most_text_bytes)
       : config_(config),
         tokenizer_path_(tokenizer_path(config)),
         tokenizer_(tokenizer_path_ ? Tokenizer::from_file(*tokenizer_path_) : Tokenizer::bytes()),
         model_(make_model(config, tokenizer_.vocabulary_size())),
-        sources_(prepare_tokens(config.data, tokenizer_, tokens_folder)) {
+        sources_(prepare_tokens(
+            config.data, tokenizer_, tokens_folder,
+            {.tokenizer_text = text_of(tokenizer_path_), .most_text_bytes = most_text_bytes})) {
     HALFSTEP_CHECK(tokenizer_.vocabulary_size() <= model_->vocabulary(), "The tokenizer has ",
                    tokenizer_.vocabulary_size(), " tokens and the model knows ", model_->vocabulary(),
                    ". Raise model.vocabulary, or take the model's own tokenizer.");
@@ -217,8 +227,8 @@ class TextTask final : public Task {
 
 }  // namespace
 
-std::unique_ptr<Task> text_task(const RunConfig& config, const Path& tokens_folder) {
-  return std::make_unique<TextTask>(config, tokens_folder);
+std::unique_ptr<Task> text_task(const RunConfig& config, const Path& tokens_folder, int64_t most_text_bytes) {
+  return std::make_unique<TextTask>(config, tokens_folder, most_text_bytes);
 }
 
 }  // namespace halfstep::train

@@ -7,6 +7,12 @@
 #include <cstring>
 #include <fstream>
 #include <optional>
+#include <span>
+
+#include "files/durable_file.h"
+#include "files/mapped_file.h"
+#include "files/sha256.h"
+#include "files/step_folders.h"
 
 namespace halfstep::train {
 namespace {
@@ -86,6 +92,29 @@ std::vector<Document> hold_out(std::vector<Document>& documents, double fraction
   return held;
 }
 
+void read_part(std::ifstream& file, const Document& document, uint64_t at, std::string& into) {
+  if (!file.read(into.data(), static_cast<std::streamsize>(into.size())))
+    throw FileError(detail::concat(document.path.string(), ": cannot be read at byte ", at, ": ",
+                                   std::strerror(errno), "."),
+                    errno);
+}
+
+void cut_to(std::vector<Document>& documents, uint64_t bytes) {
+  std::vector<Document> kept;
+  for (Document document : documents) {
+    if (bytes == 0) break;
+    document.end = document.begin + std::min(document.size(), bytes);
+    bytes -= document.size();
+    kept.push_back(document);
+  }
+  documents = std::move(kept);
+}
+
+std::string file_hash(const Path& path) {
+  const files::MappedFile file(path);
+  return files::sha256_of(file.bytes());
+}
+
 void encode(const Document& document, const Tokenizer& tokenizer, TokenFileWriter& out) {
   std::ifstream file(document.path, std::ios::binary);
   file.seekg(static_cast<std::streamoff>(document.begin));
@@ -94,10 +123,7 @@ void encode(const Document& document, const Tokenizer& tokenizer, TokenFileWrite
   std::vector<int32_t> ids;
   for (uint64_t at = document.begin; at < document.end; at += part.size()) {
     part.resize(std::min(kPartBytes, document.end - at));
-    if (!file.read(part.data(), static_cast<std::streamsize>(part.size())))
-      throw FileError(detail::concat(document.path.string(), ": cannot be read at byte ", at, ": ",
-                                     std::strerror(errno), "."),
-                      errno);
+    read_part(file, document, at, part);
     try {
       stream.feed(part, ids);
     } catch (const FileError&) {
@@ -112,8 +138,42 @@ void encode(const Document& document, const Tokenizer& tokenizer, TokenFileWrite
   out.append(ids);
 }
 
-Path write_tokens(const std::vector<Document>& documents, const Tokenizer& tokenizer, const Path& path) {
-  std::filesystem::create_directories(path.parent_path());
+/// Of the text of all documents and of what makes ids of it. Hashing is many times as fast as encoding.
+std::string source_hash(const std::vector<Document>& documents, const std::string& tokenizer_text) {
+  files::Sha256 hash;
+  const auto take = [&](std::string_view text) { hash.update(std::as_bytes(std::span(text))); };
+  take(detail::concat("halfstep tokens 1\n", tokenizer_text.size(), "\n", tokenizer_text));
+  std::string part;
+  for (const Document& document : documents) {
+    take(detail::concat("\n", document.size(), "\n"));
+    std::ifstream file(document.path, std::ios::binary);
+    file.seekg(static_cast<std::streamoff>(document.begin));
+    for (uint64_t at = document.begin; at < document.end; at += part.size()) {
+      part.resize(std::min(kPartBytes, document.end - at));
+      read_part(file, document, at, part);
+      take(part);
+    }
+  }
+  return hash.finish();
+}
+
+/// The token file that was made of the same text before, if it is there and whole.
+bool is_made_already(const Path& path, const Path& stamp, const std::string& source) {
+  std::ifstream file(stamp);
+  std::string from, made;
+  if (!(file >> from >> made) || from != source) return false;
+  std::error_code unknown;
+  if (!std::filesystem::is_regular_file(path, unknown)) return false;
+  return file_hash(path) == made;
+}
+
+Path write_tokens(const std::vector<Document>& documents, const Tokenizer& tokenizer,
+                  const std::string& tokenizer_text, const Path& path) {
+  files::make_folders(path.parent_path());
+  Path stamp = path;
+  stamp += ".source";
+  const std::string source = source_hash(documents, tokenizer_text);
+  if (is_made_already(path, stamp, source)) return path;
   const int64_t vocabulary = tokenizer.vocabulary_size();
   TokenFileWriter out(path, vocabulary <= int64_t{1} << 16 ? TokenFormat::Raw16 : TokenFormat::Raw32,
                       vocabulary);
@@ -123,12 +183,17 @@ Path write_tokens(const std::vector<Document>& documents, const Tokenizer& token
     if (end_of_text) out.append({&*end_of_text, 1});
   }
   out.commit();
+  files::DurableFile noted(stamp);
+  const std::string text = source + "\n" + file_hash(path) + "\n";
+  noted.write(std::as_bytes(std::span(text)));
+  noted.commit();
   return path;
 }
 
 }  // namespace
 
-TokenSources prepare_tokens(const RunConfig::Data& data, const Tokenizer& tokenizer, const Path& folder) {
+TokenSources prepare_tokens(const RunConfig::Data& data, const Tokenizer& tokenizer, const Path& folder,
+                            const TokenOptions& options) {
   Given train = sort_out(data.train, "data.train"), validation = sort_out(data.validation, "data.validation");
   if (data.validation_fraction) {
     HALFSTEP_CHECK(
@@ -139,11 +204,16 @@ TokenSources prepare_tokens(const RunConfig::Data& data, const Tokenizer& tokeni
                    " of ", train.documents.size(),
                    " documents is less than any of them. Raise it, or name files in data.validation.");
   }
+  if (options.most_text_bytes > 0)
+    for (auto* documents : {&train.documents, &validation.documents})
+      cut_to(*documents, static_cast<uint64_t>(options.most_text_bytes));
   TokenSources sources{.train = train.token_files, .validation = validation.token_files};
   if (!train.documents.empty())
-    sources.train.push_back(write_tokens(train.documents, tokenizer, folder / "train.tokens"));
+    sources.train.push_back(
+        write_tokens(train.documents, tokenizer, options.tokenizer_text, folder / "train.tokens"));
   if (!validation.documents.empty())
-    sources.validation.push_back(write_tokens(validation.documents, tokenizer, folder / "validation.tokens"));
+    sources.validation.push_back(
+        write_tokens(validation.documents, tokenizer, options.tokenizer_text, folder / "validation.tokens"));
   HALFSTEP_CHECK(!sources.train.empty(), "data.train: holds no text and no tokens.");
   return sources;
 }

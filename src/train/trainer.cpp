@@ -9,6 +9,7 @@
 #include "train/run_folder.h"
 #include "train/trace.h"
 #include "train/training.h"
+#include "train/watchdog.h"
 
 namespace halfstep {
 namespace {
@@ -36,113 +37,253 @@ RunPlan plan_of(const RunConfig& config, Training& training, const std::filesyst
           .threads = at::get_num_threads()};
 }
 
-int64_t bytes_of(const Checkpoint& checkpoint) {
-  int64_t bytes = 0;
-  for (const auto& [name, part] : checkpoint.parts)
-    for (const auto& [key, value] : part)
-      if (const auto* tensor = std::get_if<at::Tensor>(&value))
-        bytes += static_cast<int64_t>(tensor->nbytes());
-  return bytes;
-}
-
 }  // namespace
 
 struct Trainer::Impl {
   ResolvedConfig resolved;
   std::filesystem::path folder;
+  PhaseClock since_start;
+  TrainerOptions options;
+  train::FolderClaim claim;  // before text is encoded into the folder
   Training training;
   RunPlan plan;
 
-  Impl(const ResolvedConfig& given, const std::filesystem::path& where)
-      : resolved(given), folder(where), training(given.config, where / "tokens") {
+  Impl(const ResolvedConfig& given, const std::filesystem::path& where, const TrainerOptions& asked)
+      : resolved(given),
+        folder(where),
+        options(asked),
+        claim(where),
+        training(given.config, where / "tokens", asked.most_text_bytes) {
     plan = plan_of(given.config, training, where);
   }
 
   const RunConfig& config() const { return resolved.config; }
   bool last(int64_t step) const { return step == config().train.steps; }
 
+  class Run;
+};
+
+/// The loop over the steps that are left, from opening the folder to the last save.
+class Trainer::Impl::Run {
+ public:
+  Run(Impl& trainer, RunWatcher& watcher, const std::atomic<bool>& stop)
+      : trainer_(trainer),
+        training_(trainer.training),
+        config_(trainer.config()),
+        watcher_(watcher),
+        stop_(stop),
+        folder_(trainer.resolved, trainer.folder, trainer.options.from_step),
+        watchdog_(60 * config_.train.watchdog_minutes, watcher) {
+    // Before anything in the folder changes: a checkpoint that does not fit leaves it as it was.
+    if (folder_.checkpoint()) training_.restore(*folder_.checkpoint());
+    folder_.begin(trainer.plan.unit, watcher);
+    begun_at_ = step_ = trainer.plan.steps_done = folder_.step();
+    watcher.begin(trainer.plan);
+    for (const std::string& note : folder_.notes()) watcher.note(step_, note);
+  }
+
+  RunEnd run() {
+    folder_.write_status("training", nullptr, /*at_once=*/true);
+    RunEnd end;
+    try {
+      end = take_steps();
+      if (end.outcome != RunOutcome::Diverged) save_what_is_left();
+      folder_.finish_saves(step_);
+      if (end.outcome == RunOutcome::Done) training_.task().write_model(trainer_.folder / "model");
+    } catch (const std::exception& error) {
+      end_failed(error.what());
+      throw;
+    }
+    return told(end);
+  }
+
+ private:
+  RunEnd take_steps() {
+    if (step_ == 0) tell(evaluation_after(0));
+    while (!trainer_.last(step_)) {
+      if (stop_.load())
+        return ended(RunOutcome::Interrupted,
+                     detail::concat("stopped after step ", step_, " of ", config_.train.steps,
+                                    "; the same command goes on from there"));
+      if (out_of_time())
+        return ended(RunOutcome::OutOfTime,
+                     detail::concat("stopped after step ", step_, " of ", config_.train.steps, ": ",
+                                    *config_.train.time_limit_minutes,
+                                    " minutes are nearly over; the same command goes on from there"));
+      if (auto end = take_step()) return *end;
+    }
+    return ended(RunOutcome::Done, "all steps were taken");
+  }
+
+  /// One step with all that belongs to it. How the run ends, if it does.
+  std::optional<RunEnd> take_step() {
+    trace_if_asked();
+    watchdog_.now(detail::concat("in step ", step_ + 1));
+    PhaseClock clock;
+    latest_ = training_.step(step_ + 1, folder_.histograms_at(step_ + 1));
+    ++step_;
+    longest_step_ = std::max(longest_step_, clock.seconds());
+    tell_step();
+    try {
+      training_.check_not_diverged();
+      if (const auto why = training_.diverged(); why && config_.train.on_divergence != "go_on")
+        return after_divergence(*why);
+    } catch (const SkipLimitError& error) {
+      return after_divergence(error.what());
+    }
+    write_trace_if_due();
+    folder_.look_after_saves(step_);
+    if (folder_.save_due(step_) || is_new_best()) save();
+    folder_.write_status("training", &*latest_, /*at_once=*/false);
+    if (config_.train.patience && training_.evaluations_without_gain() >= *config_.train.patience)
+      return ended(RunOutcome::Done, detail::concat("the held-out loss has not fallen for ",
+                                                    training_.evaluations_without_gain(), " evaluations"));
+    return std::nullopt;
+  }
+
+  /// Once it returns, log and watcher know of the step.
+  void tell_step() {
+    StepRecord& record = *latest_;
+    record.seconds = folder_.seconds();
+    const auto evaluation = evaluation_after(step_);
+    if (evaluation) record.evaluation_loss = evaluation->loss;
+    if (due(step_, config_.log.every) || record.skipped || evaluation || trainer_.last(step_))
+      folder_.write(record);
+    watcher_.step(record);
+    tell(evaluation);
+    if (!due(step_, config_.train.sample_every)) return;
+    if (auto sample = training_.sample(step_)) {
+      sample->seconds = folder_.seconds();
+      folder_.write(*sample);
+      watcher_.sample(*sample);
+    }
+  }
+
   /// An evaluation that is due after this step: also before the first, to see what the run changes, and after
   /// the last.
   std::optional<EvaluationRecord> evaluation_after(int64_t step) {
-    const int64_t every = config().train.evaluate_every;
-    if (every == 0 || !(due(step, every) || last(step))) return std::nullopt;
-    return training.evaluate(step);
+    const int64_t every = config_.train.evaluate_every;
+    if (every == 0 || !(due(step, every) || trainer_.last(step))) return std::nullopt;
+    watchdog_.now(detail::concat("evaluating after step ", step));
+    return training_.evaluate(step);
   }
 
-  void tell(std::optional<EvaluationRecord> evaluation, RunFolder& run, RunWatcher& watcher) {
+  void tell(std::optional<EvaluationRecord> evaluation) {
     if (!evaluation) return;
-    evaluation->seconds = run.seconds();
-    run.write(*evaluation);
-    watcher.evaluation(*evaluation);
+    evaluation->seconds = folder_.seconds();
+    folder_.write(*evaluation);
+    watcher_.evaluation(*evaluation);
+    evaluated_ = step_;
   }
 
-  /// One step with all that belongs to it but the checkpoint: once it returns, log and watcher know of it.
-  void do_step(int64_t step, RunFolder& run, RunWatcher& watcher) {
-    StepRecord record = training.step(step, run.histograms_at(step));
-    record.seconds = run.seconds();
-    const auto evaluation = evaluation_after(step);
-    if (evaluation) record.evaluation_loss = evaluation->loss;
-    const bool logged = due(step, config().log.every) || record.skipped || evaluation || last(step);
-    if (logged) run.write(record);
-    watcher.step(record);
-    tell(evaluation, run, watcher);
-    if (due(step, config().train.sample_every)) {
-      if (auto sample = training.sample(step)) {
-        sample->seconds = run.seconds();
-        run.write(*sample);
-        watcher.sample(*sample);
-      }
+  bool is_new_best() const {
+    return config_.checkpoint.keep_best && evaluated_ == step_ && training_.evaluations_without_gain() == 0;
+  }
+
+  void save() {
+    watchdog_.now(detail::concat("saving step ", step_));
+    folder_.save(training_.checkpoint(step_));
+  }
+
+  void save_what_is_left() {
+    watchdog_.now(detail::concat("saving step ", step_));
+    folder_.write_status("saving", latest_ ? &*latest_ : nullptr, /*at_once=*/true);
+    folder_.finish_saves(step_);
+    if (step_ > folder_.saved_step()) folder_.save_last(training_.checkpoint(step_));
+  }
+
+  /// Stops, or goes back to a checkpoint from before the trouble. Nothing is saved: what this state knows
+  /// helps nobody.
+  std::optional<RunEnd> after_divergence(const std::string& why) {
+    folder_.finish_saves(step_);
+    // A few steps before the first sign of it, for the cause comes before the sign.
+    const int64_t most = training_.trouble_since() - 1 - int64_t{train::DivergenceWatch::kShort};
+    auto target = folder_.healthy_step(most);
+    if (target && went_back_to_ == target) target = folder_.healthy_step(*target - 1);
+    const bool may_go_back =
+        config_.train.on_divergence == "rollback" && training_.rollbacks() < config_.train.most_rollbacks;
+    if (!may_go_back || !target) {
+      const std::string remedy =
+          target ? detail::concat(" The checkpoint of step ", *target, " is from before: --from-step ",
+                                  *target, " goes on from it.")
+                 : "";
+      return ended(RunOutcome::Diverged, why + remedy);
     }
-    training.check_not_diverged();
+    const int64_t from = step_;
+    training_.go_back(folder_.go_back_to(*target, trainer_.plan.unit));
+    step_ = *target;
+    went_back_to_ = target;
+    folder_.note(step_, detail::concat("rolled back from step ", from, " to step ", step_, " (",
+                                       training_.rollbacks(), " of at most ", config_.train.most_rollbacks,
+                                       "), leaving out the batches between: ", why));
+    return std::nullopt;
   }
 
-  RunEnd run(RunWatcher& watcher, const std::atomic<bool>& stop);
+  bool out_of_time() const {
+    if (!config_.train.time_limit_minutes) return false;
+    // A step, and twice the longest save: the last one may have to wait for another.
+    const double needed = 1.2 * longest_step_ + 2 * folder_.save_seconds() + 1;
+    return trainer_.since_start.seconds() + needed > 60 * *config_.train.time_limit_minutes;
+  }
+
+  void trace_if_asked() {
+    // The first step warms up.
+    if (config_.log.trace_steps > 0 && step_ == begun_at_ + 1 && !traced_) trace_.emplace(), traced_ = true;
+  }
+
+  void write_trace_if_due() {
+    if (!trace_ || (step_ < begun_at_ + 1 + config_.log.trace_steps && !trainer_.last(step_))) return;
+    try {
+      trace_->write(trainer_.folder / "trace.json");
+      folder_.note(step_, "trace.json holds the last steps' operations");
+    } catch (const FileError& error) {
+      folder_.note(step_, error.what());
+    }
+    trace_.reset();
+  }
+
+  RunEnd ended(RunOutcome outcome, std::string why) const {
+    return {.outcome = outcome, .step = step_, .why = std::move(why)};
+  }
+
+  RunEnd told(const RunEnd& end) {
+    folder_.end(end);
+    folder_.write_status(std::string(to_string(end.outcome)), latest_ ? &*latest_ : nullptr,
+                         /*at_once=*/true);
+    watcher_.end(end);
+    return end;
+  }
+
+  /// The error itself is the caller's; here, what can still be saved, and the end of the log.
+  void end_failed(const std::string& why) {
+    try {
+      if (training_.between_steps() && step_ > folder_.saved_step())
+        folder_.save_last(training_.checkpoint(step_));
+    } catch (const std::exception&) {
+    }
+    try {
+      told(ended(RunOutcome::Failed, why));
+    } catch (const std::exception&) {
+    }
+  }
+
+  Impl& trainer_;
+  Training& training_;
+  const RunConfig& config_;
+  RunWatcher& watcher_;
+  const std::atomic<bool>& stop_;
+  RunFolder folder_;
+  train::Watchdog watchdog_;
+  int64_t step_ = 0, begun_at_ = 0, evaluated_ = -1;
+  std::optional<StepRecord> latest_;
+  std::optional<train::Trace> trace_;
+  bool traced_ = false;
+  std::optional<int64_t> went_back_to_;
+  double longest_step_ = 0;
 };
 
-RunEnd Trainer::Impl::run(RunWatcher& watcher, const std::atomic<bool>& stop) {
-  RunFolder run(resolved, folder, plan.unit);
-  if (run.checkpoint()) training.restore(*run.checkpoint());
-  int64_t step = plan.steps_done = run.step();
-  run.forget_checkpoint();
-  watcher.begin(plan);
-  for (const std::string& note : run.notes()) watcher.note(step, note);
-
-  std::optional<train::Trace> trace;
-  const int64_t traced_until = step + 1 + config().log.trace_steps;  // the first step warms up
-  RunEnd end;
-  try {
-    if (step == 0) tell(evaluation_after(0), run, watcher);
-    while (step < config().train.steps && !stop.load()) {
-      if (config().log.trace_steps > 0 && step == plan.steps_done + 1) trace.emplace();
-      do_step(step + 1, run, watcher);
-      ++step;
-      if (trace && (step == traced_until || last(step))) {
-        trace->write(folder / "trace.json");
-        trace.reset();
-        run.note(step, "trace.json holds the last steps' operations", watcher);
-      }
-      if (due(step, config().checkpoint.every)) run.save(training.checkpoint(step), watcher);
-    }
-    end = {.outcome = last(step) ? RunOutcome::Done : RunOutcome::Interrupted,
-           .step = step,
-           .why = last(step) ? "all steps were taken"
-                             : detail::concat("stopped after step ", step, " of ", config().train.steps,
-                                              "; the same command goes on from there")};
-    if (step > run.saved_step()) run.save(training.checkpoint(step), watcher);
-    run.wait();
-    if (last(step)) training.task().write_model(folder / "model");
-  } catch (const SkipLimitError& error) {
-    // Nothing is saved: skipped steps changed no weight, and the scale that they ended with helps nobody.
-    end = {.outcome = RunOutcome::Diverged, .step = step + 1, .why = error.what()};
-    run.wait();
-  }
-  run.end(end);
-  watcher.end(end);
-  return end;
-}
-
-Trainer::Trainer(const ResolvedConfig& resolved, const std::filesystem::path& folder)
-    : impl_(std::make_unique<Impl>(resolved, folder)) {}
+Trainer::Trainer(const ResolvedConfig& resolved, const std::filesystem::path& folder, TrainerOptions options)
+    : impl_(std::make_unique<Impl>(resolved, folder, options)) {}
 Trainer::~Trainer() = default;
 Trainer::Trainer(Trainer&&) noexcept = default;
 Trainer& Trainer::operator=(Trainer&&) noexcept = default;
@@ -172,10 +313,12 @@ RunEstimate Trainer::estimate() {
   estimate.total_seconds = static_cast<double>(config.train.steps) * estimate.seconds_a_step +
                            evaluations * estimate.evaluation_seconds;
   estimate.peak_bytes = peak_bytes;
-  estimate.checkpoint_bytes = bytes_of(impl_->training.checkpoint(kTried));
+  estimate.checkpoint_bytes = train::bytes_of(impl_->training.checkpoint(kTried));
   return estimate;
 }
 
-RunEnd Trainer::run(RunWatcher& watcher, const std::atomic<bool>& stop) { return impl_->run(watcher, stop); }
+RunEnd Trainer::run(RunWatcher& watcher, const std::atomic<bool>& stop) {
+  return Impl::Run(*impl_, watcher, stop).run();
+}
 
 }  // namespace halfstep

@@ -14,11 +14,13 @@
 namespace halfstep::train {
 namespace {
 
-std::unique_ptr<Task> make_task(const RunConfig& config, const std::filesystem::path& tokens_folder) {
+std::unique_ptr<Task> make_task(const RunConfig& config, const std::filesystem::path& tokens_folder,
+                                int64_t most_text_bytes) {
   if (config.train.threads) at::set_num_threads(static_cast<int>(*config.train.threads));
   at::manual_seed(static_cast<uint64_t>(config.train.seed));  // dropout
   const MemoryClassScope memory(MemoryClass::Working);
-  return config.model.kind == "resnet18" ? image_task(config) : text_task(config, tokens_folder);
+  return config.model.kind == "resnet18" ? image_task(config)
+                                         : text_task(config, tokens_folder, most_text_bytes);
 }
 
 MixedPrecision make_precision(const RunConfig& config, torch::nn::Module& model) {
@@ -42,9 +44,10 @@ std::optional<MemoryRecord> memory_of_step() {
 
 }  // namespace
 
-Training::Training(const RunConfig& config, const std::filesystem::path& tokens_folder)
+Training::Training(const RunConfig& config, const std::filesystem::path& tokens_folder,
+                   int64_t most_text_bytes)
     : config_(config),
-      task_(make_task(config, tokens_folder)),
+      task_(make_task(config, tokens_folder, most_text_bytes)),
       precision_(make_precision(config, task_->model())),
       optimizer_(precision_.params(), config) {
   const auto flops = task_->flops_a_batch();
@@ -68,6 +71,7 @@ StepRecord Training::step(int64_t number, EventFile* histograms) {
   PhaseClock clock;
   for (int64_t batch = 0; batch < config_.train.accumulation; ++batch) {
     task_->take_batch();
+    between_steps_ = false;
     clock.lap(record.phases.data);
     const at::Tensor loss = precision_.forward([&] { return task_->loss(); });
     record.loss += loss.item<double>() / batches;
@@ -98,6 +102,8 @@ StepRecord Training::step(int64_t number, EventFile* histograms) {
   } else {
     record.stalled_share = report.stall().lost_fraction();
   }
+  watch_.see(number, record.loss, record.skipped);
+  between_steps_ = true;
   record.memory = memory_of_step();
   clock.lap(record.phases.other);
   record.tokens_per_second = static_cast<double>(record.tokens) / clock.seconds();
@@ -112,6 +118,10 @@ StepRecord Training::step(int64_t number, EventFile* histograms) {
 EvaluationRecord Training::evaluate(int64_t step) {
   PhaseClock clock;
   const Score score = task_->evaluate(precision_);
+  progress_.evaluated_step = step;
+  progress_.evaluated_loss = score.loss;
+  progress_.without_gain = score.loss < progress_.best_loss ? 0 : progress_.without_gain + 1;
+  if (score.loss < progress_.best_loss) progress_.best_loss = score.loss;
   return {.step = step,
           .loss = score.loss,
           .accuracy = score.accuracy,
@@ -142,18 +152,45 @@ void Training::write_histograms(EventFile& events, int64_t step) const {
 }
 
 Checkpoint Training::checkpoint(int64_t step) const {
-  return {.step = step,
-          .parts = {{"precision", precision_.state_dict()},
-                    {"optimizer", optimizer_.state_dict()},
-                    {"random", random_state()},
-                    {"task", task_->state_dict()}}};
+  StateDict progress;
+  progress.set("rollbacks", progress_.rollbacks);
+  progress.set("without_gain", progress_.without_gain);
+  progress.set("best_loss", progress_.best_loss);
+  Checkpoint made{.step = step,
+                  .parts = {{"precision", precision_.state_dict()},
+                            {"optimizer", optimizer_.state_dict()},
+                            {"random", random_state()},
+                            {"task", task_->state_dict()},
+                            {"watch", watch_.state_dict()},
+                            {"progress", progress}},
+                  .healthy = !watch_.in_trouble()};
+  if (progress_.evaluated_step == step) made.score = progress_.evaluated_loss;
+  return made;
 }
 
 void Training::restore(const Checkpoint& checkpoint) {
   precision_.load_state_dict(checkpoint.part("precision"));
+  // The saved rules come along with the scale; the configuration may ask for others now.
+  if (const auto rules = precision_of(config_).loss_scaling) precision_.set_loss_scaling(*rules);
   optimizer_.load_state_dict(checkpoint.part("optimizer"));
   load_random_state(checkpoint.part("random"));
   task_->load_state_dict(checkpoint.part("task"));
+  watch_.load_state_dict(checkpoint.part("watch"));
+  const StateDict& progress = checkpoint.part("progress");
+  progress.expect_exactly("progress", {"rollbacks", "without_gain", "best_loss"});
+  progress_ = {.rollbacks = progress.integer("rollbacks"),
+               .without_gain = progress.integer("without_gain"),
+               .best_loss = progress.real("best_loss")};
+  skip_limit_.reset();
+  between_steps_ = true;
+}
+
+void Training::go_back(const Checkpoint& checkpoint) {
+  const StateDict position = task_->state_dict();
+  const int64_t rollbacks = progress_.rollbacks;
+  restore(checkpoint);
+  task_->load_state_dict(position);
+  progress_.rollbacks = rollbacks + 1;
 }
 
 }  // namespace halfstep::train

@@ -8,8 +8,10 @@
 #include <halfstep/run_log.h>
 
 #include <filesystem>
+#include <limits>
 #include <memory>
 
+#include "train/divergence_watch.h"
 #include "train/run_optimizer.h"
 #include "train/task.h"
 
@@ -17,7 +19,7 @@ namespace halfstep::train {
 
 class Training {
  public:
-  Training(const RunConfig& config, const std::filesystem::path& tokens_folder);
+  Training(const RunConfig& config, const std::filesystem::path& tokens_folder, int64_t most_text_bytes);
 
   Task& task() { return *task_; }
   const MixedPrecision& precision() const { return precision_; }
@@ -31,19 +33,47 @@ class Training {
     if (skip_limit_) throw *skip_limit_;
   }
 
+  /// Whether the loss has risen for good: a sentence with the numbers.
+  std::optional<std::string> diverged() const { return watch_.diverged(); }
+  /// The first step of the present trouble; the next one if there is none.
+  int64_t trouble_since() const { return watch_.above_since(); }
+
+  /// False from the first batch of a step that did not end on: its state is of no step.
+  bool between_steps() const { return between_steps_; }
+
   EvaluationRecord evaluate(int64_t step);
   std::optional<SampleRecord> sample(int64_t step);
 
+  /// Evaluations in a row, up to the last, that had no lower loss than the best before them.
+  int64_t evaluations_without_gain() const { return progress_.without_gain; }
+
+  /// With the loss of an evaluation after this step as its score.
   Checkpoint checkpoint(int64_t step) const;
+  /// All that was saved, but the options of the configuration: those are carried out from here on.
   void restore(const Checkpoint& checkpoint);
+  /// The same, but data goes on where it is: the batches since the checkpoint are left out.
+  void go_back(const Checkpoint& checkpoint);
+  int64_t rollbacks() const { return progress_.rollbacks; }
 
  private:
+  /// What a run counts over all its processes.
+  struct Progress {
+    int64_t rollbacks = 0;
+    int64_t without_gain = 0;
+    double best_loss = std::numeric_limits<double>::infinity();  ///< held out
+    int64_t evaluated_step = -1;
+    double evaluated_loss = 0;
+  };
+
   void write_histograms(EventFile& events, int64_t step) const;
 
   RunConfig config_;
   std::unique_ptr<Task> task_;
   MixedPrecision precision_;
   RunOptimizer optimizer_;
+  DivergenceWatch watch_;
+  Progress progress_;
+  bool between_steps_ = true;
   std::optional<SkipLimitError> skip_limit_;
   std::optional<double> flops_a_step_;
   double machine_flops_ = 0;  ///< a second

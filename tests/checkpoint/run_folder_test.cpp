@@ -30,7 +30,7 @@ struct RunFolder : ::testing::Test {
 };
 
 TEST_F(RunFolder, KeepsTheLastOfItsCheckpoints) {
-  CheckpointWriter writer(run, 2);
+  CheckpointWriter writer(run, {.keep_last = 2});
   for (const int64_t step : Steps{0, 1, 10, 2'000'000'000'000}) save(writer, step);
   EXPECT_EQ(checkpoint_steps(run), (Steps{10, 2'000'000'000'000}));
   for (const int64_t step : checkpoint_steps(run)) EXPECT_EQ(fault_of(run, {}, step), "");
@@ -38,13 +38,13 @@ TEST_F(RunFolder, KeepsTheLastOfItsCheckpoints) {
 }
 
 TEST_F(RunFolder, KeepsAllWhenAskedTo) {
-  CheckpointWriter writer(run, 0);
+  CheckpointWriter writer(run, {.keep_last = 0});
   for (int64_t step = 0; step < 5; ++step) save(writer, step);
   EXPECT_EQ(checkpoint_steps(run).size(), 5u);
 }
 
 TEST_F(RunFolder, TheTensorsAreAPlainSafetensorsFile) {
-  CheckpointWriter writer(run, 0);
+  CheckpointWriter writer(run, {.keep_last = 0});
   save(writer, 3);
   const SafetensorsFile file(run / "step-000000003" / "tensors.safetensors");
   EXPECT_TRUE(file.contains("model/t0"));
@@ -53,7 +53,7 @@ TEST_F(RunFolder, TheTensorsAreAPlainSafetensorsFile) {
 }
 
 TEST_F(RunFolder, AStepThatIsNotTheNewestIsRefused) {
-  CheckpointWriter writer(run, 0);
+  CheckpointWriter writer(run, {.keep_last = 0});
   for (const int64_t step : {5, 6, 7}) save(writer, step);
   for (const int64_t step : {4, 7})
     EXPECT_NE(error_of([&] { save(writer, step); }).find("there is a checkpoint of step 7"),
@@ -67,11 +67,11 @@ TEST_F(RunFolder, AStepThatIsNotTheNewestIsRefused) {
 }
 
 TEST_F(RunFolder, ASecondWriterIsToldWhoTheFirstIs) {
-  std::optional<CheckpointWriter> first(std::in_place, run, 0);
-  const std::string message = error_of([&] { CheckpointWriter second(run, 0); });
+  std::optional<CheckpointWriter> first(std::in_place, run, files::Retention{.keep_last = 0});
+  const std::string message = error_of([&] { CheckpointWriter second(run, {.keep_last = 0}); });
   EXPECT_NE(message.find("process " + std::to_string(::getpid())), std::string::npos) << message;
   first.reset();
-  CheckpointWriter second(run, 0);
+  CheckpointWriter second(run, {.keep_last = 0});
 }
 
 TEST_F(RunFolder, TheLockOfAKilledWriterIsFree) {
@@ -79,24 +79,26 @@ TEST_F(RunFolder, TheLockOfAKilledWriterIsFree) {
   ASSERT_EQ(::pipe(ready), 0);
   const pid_t child = ::fork();
   if (child == 0) {
-    const CheckpointWriter writer(run, 0);
+    const CheckpointWriter writer(run, {.keep_last = 0});
     (void)!::write(ready[1], "x", 1);
     for (;;) ::pause();
   }
   char byte = 0;
   ASSERT_EQ(::read(ready[0], &byte, 1), 1);
-  EXPECT_NE(error_of([&] { CheckpointWriter second(run, 0); }).find("process " + std::to_string(child)),
+  EXPECT_NE(error_of([&] {
+              CheckpointWriter second(run, {.keep_last = 0});
+            }).find("process " + std::to_string(child)),
             std::string::npos);
   ::kill(child, SIGKILL);
   ::waitpid(child, nullptr, 0);
-  const CheckpointWriter second(run, 0);
+  const CheckpointWriter second(run, {.keep_last = 0});
   ::close(ready[0]);
   ::close(ready[1]);
 }
 
 TEST_F(RunFolder, LeftoversAreRemovedAndStrangersFilesAreNot) {
   {
-    CheckpointWriter(run, 0).save(Content({}, 1).checkpoint());
+    CheckpointWriter(run, {.keep_last = 0}).save(Content({}, 1).checkpoint());
   }
   for (const char* name : {".aside-step-000000002", ".removed-step-000000000"}) {
     fs::create_directories(run / name);
@@ -105,7 +107,7 @@ TEST_F(RunFolder, LeftoversAreRemovedAndStrangersFilesAreNot) {
   std::ofstream(run / "notes.txt") << "mine";
   fs::create_directories(run / "step-2");  // not a name that Halfstep gives
   fs::create_directories(run / "step-000000002x");
-  CheckpointWriter writer(run, 1);
+  CheckpointWriter writer(run, {.keep_last = 1});
   save(writer, 2);
   EXPECT_EQ(checkpoint_steps(run), (Steps{2}));
   EXPECT_TRUE(fs::exists(run / "notes.txt"));
@@ -117,7 +119,7 @@ TEST_F(RunFolder, FoldersWithinACheckpointGoWithItAndLinksAreNotFollowed) {
   const fs::path elsewhere = scratch.path() / "elsewhere";
   fs::create_directories(elsewhere);
   std::ofstream(elsewhere / "file") << "precious";
-  CheckpointWriter writer(run, 1);
+  CheckpointWriter writer(run, {.keep_last = 1});
   save(writer, 1);
   fs::create_directories(run / "step-000000001" / "plots" / "deep");
   std::ofstream(run / "step-000000001" / "plots" / "deep" / "loss.png") << "x";
@@ -144,7 +146,7 @@ struct AsNobody {
 TEST_F(RunFolder, WhatCannotBeRemovedIsToldOnceAndStopsNeitherSavingNorOpening) {
   const AsNobody nobody(scratch.path());
   {
-    CheckpointWriter writer(run, 1);
+    CheckpointWriter writer(run, {.keep_last = 1});
     save(writer, 1);
     const fs::path stuck = run / "step-000000001" / "stuck";  // as an immutable file, or one that NFS holds
     fs::create_directories(stuck);
@@ -157,7 +159,7 @@ TEST_F(RunFolder, WhatCannotBeRemovedIsToldOnceAndStopsNeitherSavingNorOpening) 
     save(writer, 3);
     EXPECT_FALSE(fs::exists(run / ".removed-step-000000001" / "tensors.safetensors"));
   }
-  CheckpointWriter writer(run, 1);
+  CheckpointWriter writer(run, {.keep_last = 1});
   save(writer, 4);
   EXPECT_EQ(checkpoint_steps(run), (Steps{4}));
   writer.remove_newer_than(0);
@@ -170,22 +172,22 @@ TEST_F(RunFolder, WhatCannotBeRemovedIsToldOnceAndStopsNeitherSavingNorOpening) 
 TEST_F(RunFolder, NamesThatOnlyBeginLikeOursAreStrangers) {
   fs::create_directories(run / ".removed-old-notes");
   std::ofstream(run / ".aside-step-7") << "not a name that Halfstep gives";
-  CheckpointWriter writer(run, 1);
+  CheckpointWriter writer(run, {.keep_last = 1});
   save(writer, 1);
   EXPECT_TRUE(fs::exists(run / ".removed-old-notes"));
   EXPECT_TRUE(fs::exists(run / ".aside-step-7"));
 }
 
 TEST_F(RunFolder, ALockRemovedByHandLetsNoSecondWriterIn) {
-  const CheckpointWriter first(run, 0);
+  const CheckpointWriter first(run, {.keep_last = 0});
   fs::remove(run / ".lock");
-  EXPECT_NE(error_of([&] { CheckpointWriter second(run, 0); }).find("writes checkpoints into this folder"),
+  EXPECT_NE(error_of([&] { CheckpointWriter second(run, {.keep_last = 0}); }).find("writes into this folder"),
             std::string::npos);
 }
 
 // Else the last good one would be removed in favour of one that nobody can read.
 TEST_F(RunFolder, WhatCouldNotBeReadAgainIsNotSaved) {
-  CheckpointWriter writer(run, 1);
+  CheckpointWriter writer(run, {.keep_last = 1});
   save(writer, 1);
   const auto refusal = [&](files::PartToSave part) {
     return error_of([&] { writer.save({.step = 2, .parts = {std::move(part)}}); });
@@ -217,7 +219,7 @@ TEST_F(RunFolder, ThatIsALinkIsFollowedOnceAndForAll) {
   fs::create_directories(second);
   const fs::path link = scratch.path() / "link";
   fs::create_directory_symlink(first, link);
-  CheckpointWriter writer(link, 0);
+  CheckpointWriter writer(link, {.keep_last = 0});
   fs::remove(link);
   fs::create_directory_symlink(second, link);
   save(writer, 1);
@@ -227,7 +229,7 @@ TEST_F(RunFolder, ThatIsALinkIsFollowedOnceAndForAll) {
 
 TEST_F(RunFolder, LinksInPlaceOfWhatIsInItAreRefused) {
   {
-    CheckpointWriter(run, 0).save(Content({}, 1).checkpoint());
+    CheckpointWriter(run, {.keep_last = 0}).save(Content({}, 1).checkpoint());
   }
   const fs::path elsewhere = scratch.path() / "elsewhere";
   fs::rename(run / "step-000000001", elsewhere);
@@ -244,19 +246,21 @@ TEST_F(RunFolder, LinksInPlaceOfWhatIsInItAreRefused) {
   fs::remove(run / ".lock");
   std::ofstream(scratch.path() / "target") << "precious";
   fs::create_symlink(scratch.path() / "target", run / ".lock");
-  EXPECT_NE(error_of([&] { CheckpointWriter writer(run, 0); }).find("ELOOP"), std::string::npos);
+  EXPECT_NE(error_of([&] { CheckpointWriter writer(run, {.keep_last = 0}); }).find("ELOOP"),
+            std::string::npos);
   EXPECT_EQ(fs::file_size(scratch.path() / "target"), 8u);
 }
 
 TEST_F(RunFolder, ThatIsAFileIsRefused) {
   std::ofstream(scratch.path() / "file") << "x";
-  EXPECT_NE(error_of([&] { CheckpointWriter writer(scratch.path() / "file", 0); }).find("is a file"),
-            std::string::npos);
+  EXPECT_NE(
+      error_of([&] { CheckpointWriter writer(scratch.path() / "file", {.keep_last = 0}); }).find("is a file"),
+      std::string::npos);
 }
 
 TEST_F(RunFolder, ThatCannotBeWrittenIsRefusedBeforeTheFirstStep) {
   {
-    CheckpointWriter(run, 0).save(Content({}, 1).checkpoint());
+    CheckpointWriter(run, {.keep_last = 0}).save(Content({}, 1).checkpoint());
   }
   ASSERT_EQ(::chmod((run / ".lock").c_str(), 0666), 0);
   for (fs::path folder = run; folder != scratch.path().parent_path(); folder = folder.parent_path())
@@ -266,7 +270,7 @@ TEST_F(RunFolder, ThatCannotBeWrittenIsRefusedBeforeTheFirstStep) {
     constexpr uid_t kNobody = 65534;
     if (::geteuid() == 0 && ::seteuid(kNobody) != 0) ::_exit(2);
     try {
-      const CheckpointWriter writer(run, 0);
+      const CheckpointWriter writer(run, {.keep_last = 0});
     } catch (const FileError& error) {
       ::_exit(error.code() == EACCES && fault_of(run, {}, 1).empty() ? 0 : 3);
     }
@@ -281,7 +285,7 @@ TEST_F(RunFolder, ThatCannotBeWrittenIsRefusedBeforeTheFirstStep) {
 
 TEST_F(RunFolder, ARenamedCheckpointIsRefused) {
   {
-    CheckpointWriter(run, 0).save(Content({}, 1).checkpoint());
+    CheckpointWriter(run, {.keep_last = 0}).save(Content({}, 1).checkpoint());
   }
   fs::rename(run / "step-000000001", run / "step-000000009");
   EXPECT_NE(fault_of(run, {}, 9).find("is of step 1, not 9"), std::string::npos);
@@ -289,7 +293,7 @@ TEST_F(RunFolder, ARenamedCheckpointIsRefused) {
 
 TEST_F(RunFolder, VerificationNamesEachDamagedTensor) {
   {
-    CheckpointWriter(run, 0).save(Content({.tensor_count = 6}, 1).checkpoint());
+    CheckpointWriter(run, {.keep_last = 0}).save(Content({.tensor_count = 6}, 1).checkpoint());
   }
   const fs::path path = run / "step-000000001" / "tensors.safetensors";
   for (const char* name : {"model/t2", "optimizer/t5"}) {

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstdarg>
 #include <map>
+#include <mutex>
 #include <optional>
 #include <utility>
 
@@ -29,6 +30,12 @@ struct State {
   bool watching = false;
   bool disk_full = false;
 };
+
+/// Checkpoints are written by a thread of their own.
+std::unique_lock<std::recursive_mutex> alone() {
+  static std::recursive_mutex mutex;
+  return std::unique_lock(mutex);
+}
 
 State& state() {
   static State the_state;
@@ -169,6 +176,7 @@ using namespace halfstep::testing::shim;
 extern "C" {
 
 int open(const char* path, int flags, ...) {
+  const auto lock = alone();
   va_list rest;
   va_start(rest, flags);
   const unsigned mode = (flags & (O_CREAT | O_TMPFILE)) != 0 ? va_arg(rest, unsigned) : 0;
@@ -179,6 +187,7 @@ int open(const char* path, int flags, ...) {
 }
 
 ssize_t write(int file, const void* bytes, size_t count) {
+  const auto lock = alone();
   if (!watched(file)) return ::syscall(SYS_write, file, bytes, count);
   return watch(
       Call::Write, [&] { return do_write(file, bytes, count); },
@@ -186,6 +195,7 @@ ssize_t write(int file, const void* bytes, size_t count) {
 }
 
 ssize_t pwrite(int file, const void* bytes, size_t count, off_t offset) {
+  const auto lock = alone();
   if (!watched(file)) return ::syscall(SYS_pwrite64, file, bytes, count, offset);
   return watch(Call::Write, [&] {
     const long written = ::syscall(SYS_pwrite64, file, bytes, count, offset);
@@ -200,11 +210,13 @@ ssize_t pwrite(int file, const void* bytes, size_t count, off_t offset) {
 }
 
 int fsync(int file) {
+  const auto lock = alone();
   if (!watched(file)) return static_cast<int>(::syscall(SYS_fsync, file));
   return static_cast<int>(watch(Call::Fsync, [&] { return do_fsync(file); }));
 }
 
 int close(int file) {
+  const auto lock = alone();
   if (!watched(file)) return static_cast<int>(::syscall(SYS_close, file));
   return static_cast<int>(watch(Call::Close, [&] {
     state().files.erase(file);
@@ -213,18 +225,21 @@ int close(int file) {
 }
 
 int rename(const char* from, const char* to) noexcept {
+  const auto lock = alone();
   if (!watched(std::string_view(from)))
     return static_cast<int>(::syscall(SYS_renameat, AT_FDCWD, from, AT_FDCWD, to));
   return static_cast<int>(watch(Call::Rename, [&] { return do_rename(from, to); }));
 }
 
 int unlink(const char* path) noexcept {
+  const auto lock = alone();
   if (!watched(std::string_view(path))) return static_cast<int>(::syscall(SYS_unlinkat, AT_FDCWD, path, 0));
   return static_cast<int>(
       watch(Call::Unlink, [&] { return do_path_call(Event::Kind::Unlink, path, SYS_unlinkat, 0); }));
 }
 
 int rmdir(const char* path) noexcept {
+  const auto lock = alone();
   if (!watched(std::string_view(path)))
     return static_cast<int>(::syscall(SYS_unlinkat, AT_FDCWD, path, AT_REMOVEDIR));
   return static_cast<int>(
@@ -232,17 +247,20 @@ int rmdir(const char* path) noexcept {
 }
 
 int mkdir(const char* path, mode_t mode) noexcept {
+  const auto lock = alone();
   if (!watched(std::string_view(path))) return static_cast<int>(::syscall(SYS_mkdirat, AT_FDCWD, path, mode));
   return static_cast<int>(
       watch(Call::Mkdir, [&] { return do_path_call(Event::Kind::Mkdir, path, SYS_mkdirat, mode); }));
 }
 
 int flock(int file, int operation) noexcept {
+  const auto lock = alone();
   if (!watched(file)) return static_cast<int>(::syscall(SYS_flock, file, operation));
   return static_cast<int>(watch(Call::Flock, [&] { return ::syscall(SYS_flock, file, operation); }));
 }
 
 int ftruncate(int file, off_t size) noexcept {
+  const auto lock = alone();
   if (!watched(file)) return static_cast<int>(::syscall(SYS_ftruncate, file, size));
   return static_cast<int>(watch(Call::Truncate, [&] {
     const long result = ::syscall(SYS_ftruncate, file, size);

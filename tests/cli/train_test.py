@@ -130,7 +130,7 @@ class Train(unittest.TestCase):
             process.send_signal(signal.SIGINT)
             time.sleep(0.01)
             process.send_signal(signal.SIGINT)
-            self.assertEqual(process.wait(), 130)
+            self.assertEqual(process.wait(), 6)
 
     def waits(self, **environment):
         """What says to OpenMP how its threads wait, in a run that goes on."""

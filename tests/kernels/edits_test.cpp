@@ -108,6 +108,22 @@ TEST(EditedWeights, StepStartsFromWhatLoads) {
     }
 }
 
+struct Moments {
+  std::vector<float> first, second;
+};
+
+void take_adamw_step(const UpdateLayout& layout, const AdamWStep& step, Weights& weights,
+                     const std::vector<float>& grads, Moments& moments, const KernelTable& table) {
+  (void)adamw_update(layout, step,
+                     {.working = weights.working.data(),
+                      .companion = weights.companion.data(),
+                      .grad = grads.data(),
+                      .first_moment = moments.first.data(),
+                      .second_moment = moments.second.data(),
+                      .count = kCount},
+                     table);
+}
+
 TEST(EditedWeights, FusedStepAgreesWithTheTwinOnEditedWeights) {
   const AdamWStep step = adamw_step({.learning_rate = 1e-2}, 3);
   const std::vector<float> grads(kCount, 0.01f);
@@ -118,15 +134,8 @@ TEST(EditedWeights, FusedStepAgreesWithTheTwinOnEditedWeights) {
       Weights weights = trained(layout, *table);
       for (std::size_t i = 0; i < kCount; i += 3) weights.working[i] = i % 2 ? 0 : 0x8000;
       for (std::size_t i = 1; i < kCount; i += 3) weights.working[i] = 0x3e00;
-      std::vector<float> first(kCount, 0.02f), second(kCount, 1e-4f);
-      (void)adamw_update(layout, step,
-                         {.working = weights.working.data(),
-                          .companion = weights.companion.data(),
-                          .grad = grads.data(),
-                          .first_moment = first.data(),
-                          .second_moment = second.data(),
-                          .count = kCount},
-                         *table);
+      Moments moments{std::vector<float>(kCount, 0.02f), std::vector<float>(kCount, 1e-4f)};
+      take_adamw_step(layout, step, weights, grads, moments, *table);
       results.push_back(weights);
       ASSERT_EQ(results.back().working, results.front().working) << to_string(storage);
       ASSERT_EQ(results.back().companion, results.front().companion) << to_string(storage);
@@ -142,19 +151,13 @@ TEST(EditedWeights, UneditedWeightsAreNeverTakenForEdited) {
     const UpdateLayout layout{.working = working, .weights = storage};
     const KernelTable& table = kernels();
     Weights weights = trained(layout, table);
-    std::vector<float> grads(kCount), first(kCount, 0), second(kCount, 0);
+    std::vector<float> grads(kCount);
+    Moments moments{std::vector<float>(kCount, 0), std::vector<float>(kCount, 0)};
     std::mt19937 random(3);
     std::normal_distribution<float> normal(0, 1e-2f);
     for (int number = 1; number <= 1000; ++number) {
       for (float& grad : grads) grad = normal(random);
-      (void)adamw_update(layout, adamw_step({.learning_rate = 1e-4}, number),
-                         {.working = weights.working.data(),
-                          .companion = weights.companion.data(),
-                          .grad = grads.data(),
-                          .first_moment = first.data(),
-                          .second_moment = second.data(),
-                          .count = kCount},
-                         table);
+      take_adamw_step(layout, adamw_step({.learning_rate = 1e-4}, number), weights, grads, moments, table);
       const auto full = weights.loaded(layout, table);
       for (std::size_t i = 0; i < kCount; ++i) {
         const double value = value_of(weights.working[i], working);

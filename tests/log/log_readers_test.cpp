@@ -42,6 +42,7 @@ void write_all_kinds(const std::filesystem::path& folder) {
   log.sample({.step = 1, .seconds = 0.5, .prompt = "Once", .text = "a \"cat\"\\\n\t\x01 \xc3\xa4 \xff end"});
   log.step(diverged_record(2));
   log.note(2, 1.0, "loss is not finite");
+  log.checkpoint({.step = 2, .seconds = 1.0, .saved_step = 1, .tensor_bytes = 4096});
   log.end(2, 1.0, "diverged", "loss was NaN at step 2");
 }
 
@@ -103,7 +104,7 @@ TEST(RunLogReaders, JsonGivesBackEveryNumberOfAStep) {
   const testing::ScratchFolder run;
   write_all_kinds(run.path());
   const json lines = ask("jsonl", run / "log.jsonl");
-  ASSERT_EQ(lines.size(), 7u);
+  ASSERT_EQ(lines.size(), 8u);
   EXPECT_EQ(lines[0]["configuration"], some_header().configuration);
   EXPECT_EQ(lines[0]["machine"], json({{"cpu", "two of them"}, {"threads", "2"}}));
   EXPECT_EQ(lines[1], json({{"kind", "step"},

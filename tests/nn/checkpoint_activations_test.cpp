@@ -635,6 +635,34 @@ TEST(CheckpointActivations, BatchNormHasTheGradientsOfAPlainRun) {
   }
 }
 
+TEST(CheckpointActivations, ATensorThatIsSavedAndThenChangedInPlaceIsRefused) {
+  const std::vector<std::function<at::Tensor(const at::Tensor&)>> functions = {
+      [](const at::Tensor& x) { return at::sigmoid(x).mul_(3); },
+      [](const at::Tensor& x) { return at::relu(x).add_(1); },
+      [](const at::Tensor& x) { return at::tanh(x).add_(1); },
+      [](const at::Tensor& x) {
+        at::Tensor y = x * 2;
+        const at::Tensor square = y * y;
+        y.zero_();
+        return square;
+      }};
+  for (const auto& function : functions) {
+    const at::Tensor x = at::randn({64}).requires_grad_();
+    const at::Tensor plain = function(x).sum(), checkpointed = checkpoint_activations(function, x).sum();
+    EXPECT_THROW(plain.backward(), c10::Error);  // as without the checkpoint
+    EXPECT_THROW(checkpointed.backward(), Error);
+  }
+  // Changed before it is saved, which is fine.
+  const auto fine = [](const at::Tensor& x) {
+    const at::Tensor y = at::sigmoid((x * 2).add_(1));
+    return y * y;
+  };
+  const at::Tensor x = at::randn({64}).requires_grad_();
+  const at::Tensor wanted = torch::autograd::grad({fine(x).sum()}, {x})[0];
+  const at::Tensor found = torch::autograd::grad({checkpoint_activations(fine, x).sum()}, {x})[0];
+  EXPECT_TRUE(at::equal(wanted, found));
+}
+
 TEST(CheckpointActivations, AnEmbeddingThatScalesItsRowsRunsTwice) {
   const auto gradient = [](bool checkpoint, int backwards) {
     at::manual_seed(8);

@@ -138,5 +138,43 @@ TEST(Accumulation, BackwardIsRefusedUntilTheStepIsOver) {
   }
 }
 
+TEST(Accumulation, AParameterMayBeLaidOutAnewBetweenStepsAndMicroBatches) {
+  for (const bool between_micro_batches : {false, true}) {
+    torch::manual_seed(5);
+    torch::nn::Conv2d model(torch::nn::Conv2dOptions(3, 4, 3));
+    MixedPrecision mp(Precision::fp32(), model, {.accumulation = Accumulation::Fp32});
+    const auto train = [&](int number) {
+      torch::manual_seed(number);
+      const at::Tensor x = torch::randn({2, 3, 6, 6});
+      mp.backward(mp.forward([&] { return model(x).pow(2).mean(); }));
+    };
+    train(1);
+    const auto lay_out = [&] {
+      model->weight.set_data(model->weight.detach().contiguous(at::MemoryFormat::ChannelsLast));
+    };
+    if (!between_micro_batches) {
+      const auto grads = mp.inspect_grads();
+      mp.advance(grads);
+      mp.zero_grad();
+      lay_out();
+      train(1);
+    } else {
+      lay_out();
+    }
+    train(2);
+    (void)mp.inspect_grads();
+    const at::Tensor found = model->weight.grad().clone();
+    at::Tensor wanted;
+    mp.zero_grad();
+    for (const int number : {1, 2}) {
+      torch::manual_seed(number);
+      const at::Tensor x = torch::randn({2, 3, 6, 6});
+      const auto grad = torch::autograd::grad({model(x).pow(2).mean()}, {model->weight})[0];
+      wanted = wanted.defined() ? wanted + grad : grad;
+    }
+    EXPECT_LE((found - wanted).norm().item<double>(), 1e-6 * wanted.norm().item<double>());
+  }
+}
+
 }  // namespace
 }  // namespace halfstep

@@ -131,7 +131,7 @@ void step_with(torch::optim::Optimizer& optimizer, Mlp& model, MixedPrecision& m
   mp.advance(grads);
 }
 
-TEST(CallOrder, OptimizerOfTorchOverLowWeightsIsNoticedInTenSteps) {
+TEST(CallOrder, OptimizerOfTorchOverLowWeightsIsNoticed) {
   for (const auto storage : {WeightStorage::SplitMaster, WeightStorage::Fp32Master, WeightStorage::Kahan})
     for (const bool adamw : {false, true}) {
       const auto model = fresh_model();
@@ -146,6 +146,20 @@ TEST(CallOrder, OptimizerOfTorchOverLowWeightsIsNoticedInTenSteps) {
       EXPECT_TRUE(says(error_of([&] { step_with(*optimizer, *model, mp); }),
                        "no optimizer of Halfstep updated them"));
     }
+  {  // With a backward of its own, which BF16 allows.
+    const auto model = fresh_model();
+    MixedPrecision mp(Precision::bf16(), *model, kHere);
+    torch::optim::SGD optimizer(model->parameters(), 1e-6);
+    const auto step = [&] {
+      mp.forward([&] { return batch_loss(*model); }).backward();
+      const auto grads = mp.inspect_grads();
+      optimizer.step();
+      mp.advance(grads);
+      optimizer.zero_grad();
+    };
+    for (int i = 0; i < 9; ++i) step();
+    EXPECT_TRUE(says(error_of(step), "no optimizer of Halfstep updated them"));
+  }
   // With FP32 weights it is torch.amp's way, and right.
   const auto model = fresh_model();
   MixedPrecision mp(Precision::bf16(WeightStorage::Fp32), *model, kHere);
@@ -159,6 +173,15 @@ TEST(CallOrder, OptimizerOfTorchUnderALossScaleIsNoticedWithFp32WeightsToo) {
   torch::optim::SGD optimizer(model->parameters(), 1e-6);
   for (int i = 0; i < 9; ++i) step_with(optimizer, *model, mp);
   EXPECT_TRUE(says(error_of([&] { step_with(optimizer, *model, mp); }), "carry a loss scale"));
+}
+
+TEST(CallOrder, OptimizerOfTorchThatHasRuinedTheWeightsIsNamedAllTheSame) {
+  const auto model = fresh_model();
+  MixedPrecision mp(fp16_from(65536), *model, kHere);
+  torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(100).momentum(0.9));
+  for (int i = 0; i < 9; ++i) step_with(optimizer, *model, mp);
+  EXPECT_FALSE(full_precision(mp.params()[0]).isfinite().all().item<bool>());
+  EXPECT_TRUE(says(error_of([&] { step_with(optimizer, *model, mp); }), "torch::optim"));
 }
 
 TEST(CallOrder, GradientsMayBeInspectedAgainAfterTheStep) {
@@ -262,6 +285,168 @@ TEST(CallOrder, SecondMixedPrecisionOnOneModelIsToldWhy) {
   MixedPrecision mp(Precision::bf16(), *model, kHere);
   EXPECT_TRUE(says(error_of([&] { MixedPrecision(Precision::bf16(), *model, kHere); }),
                    "If a MixedPrecision holds this model, use that one"));
+}
+
+TEST(CallOrder, PlainBackwardAfterOursBesideAnAccumulationIsRefused) {
+  const auto model = fresh_model();
+  MixedPrecision mp(Precision::bf16(), *model, {.autocast = kAnyMachine, .accumulation = Accumulation::Fp32});
+  mp.backward(mp.forward([&] { return batch_loss(*model); }));
+  mp.forward([&] { return batch_loss(*model, 1); }).backward();
+  EXPECT_TRUE(says(error_of([&] { (void)mp.inspect_grads(); }), "in no sum of micro-batches"));
+}
+
+TEST(CallOrder, ABackwardThatThrowsIsNone) {
+  const auto model = fresh_model();
+  MixedPrecision mp(fp16_from(256), *model, kHere);
+  {
+    const torch::NoGradGuard no_grad;
+    EXPECT_THROW(mp.backward(mp.forward([&] { return batch_loss(*model); })), c10::Error);
+  }
+  mp.forward([&] { return batch_loss(*model); }).backward();
+  EXPECT_TRUE(says(error_of([&] { (void)mp.inspect_grads(); }), "does not carry the loss scale"));
+}
+
+TEST(CallOrder, AMicroBatchThatThrowsIsInNoSum) {
+  const auto model = fresh_model();
+  MixedPrecision mp(Precision::bf16(), *model, {.autocast = kAnyMachine, .accumulation = Accumulation::Fp32});
+  const auto train = [&](int number) { mp.backward(mp.forward([&] { return batch_loss(*model, number); })); };
+  train(0);
+  const GradSummary alone = mp.inspect_grads();
+  mp.zero_grad();
+  train(0);
+  // Throws when most gradients are there.
+  const auto first = mp.params().front().working;
+  const auto hook =
+      first.register_hook([](const at::Tensor&) -> at::Tensor { throw std::runtime_error("no"); });
+  EXPECT_THROW(train(1), std::runtime_error);
+  first.remove_hook(hook);
+  EXPECT_EQ(mp.inspect_grads().norm, alone.norm);
+}
+
+TEST(CallOrder, AdvanceTwiceIsRefused) {
+  const auto model = fresh_model();
+  MixedPrecision mp(fp16_from(256), *model, kHere);
+  SGD optimizer(mp.params(), {.lr = 1e-3});
+  mp.backward(mp.forward([&] { return batch_loss(*model); }));
+  const auto grads = mp.inspect_grads();
+  (void)optimizer.step(grads.unclipped());
+  mp.advance(grads);
+  EXPECT_TRUE(
+      says(error_of([&] { mp.advance(grads); }), "inspect_grads was not called since the last advance"));
+  EXPECT_EQ(mp.loss_scale_state().clean_steps, 1);
+}
+
+TEST(CallOrder, GradientsInspectedAgainAfterTheStepAreNoForeignOptimizer) {
+  const auto model = fresh_model();
+  MixedPrecision mp(Precision::bf16(), *model, kHere);
+  SGD optimizer(mp.params(), {.lr = 1e-3});
+  for (int number = 0; number < 15; ++number) {
+    mp.backward(mp.forward([&] { return batch_loss(*model, number); }));
+    const auto grads = mp.inspect_grads();
+    (void)optimizer.step(grads.unclipped());
+    (void)mp.inspect_grads(GradDetail::PerParam);
+    mp.advance(grads);
+    optimizer.zero_grad();
+  }
+}
+
+TEST(CallOrder, OptimizerOfTorchWithoutInspectAndAdvanceIsNoticed) {
+  for (const bool fp16 : {false, true}) {
+    const auto model = fresh_model();
+    MixedPrecision mp(fp16 ? fp16_from(65536) : Precision::bf16(), *model, kHere);
+    torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    const auto step = [&] {
+      mp.backward(mp.forward([&] { return batch_loss(*model); }));
+      optimizer.step();
+      optimizer.zero_grad();
+    };
+    for (int i = 0; i < 10; ++i) step();
+    EXPECT_TRUE(says(error_of(step), "inspect_grads was not called"));
+  }
+}
+
+TEST(MixedPrecisionModels, TwoOfOneNameAreRefused) {
+  torch::nn::Linear a(4, 4), b(4, 4);
+  const std::vector<NamedModel> models{{"n", *a}, {"n", *b}};
+  EXPECT_TRUE(
+      says(error_of([&] { MixedPrecision mp(Precision::bf16(), models, kHere); }), "are called 'n.weight'"));
+}
+
+TEST(MixedPrecisionModels, ABufferInTheMemoryOfAParameterIsRefused) {
+  struct Aliased : torch::nn::Module {
+    Aliased() {
+      weight = register_parameter("weight", torch::ones({4}));
+      view = register_buffer("view", weight.detach());
+    }
+    at::Tensor weight, view;
+  } model;
+  EXPECT_TRUE(
+      says(error_of([&] { MixedPrecision mp(Precision::bf16(), model, kHere); }), "buffer 'view' lies in"));
+  const MixedPrecision fp32(Precision::fp32(), model, kHere);  // which keeps its memory
+}
+
+TEST(MixedPrecisionState, AParameterWithoutElementsIsLoaded) {
+  struct Empty : torch::nn::Module {
+    Empty() {
+      register_parameter("some", torch::ones({2}));
+      register_parameter("none", torch::empty({0, 3}));
+    }
+  } model;
+  MixedPrecision mp(Precision::bf16(), model, kHere);
+  mp.load_state_dict(mp.state_dict());
+}
+
+TEST(MixedPrecisionState, LoadedInTheMiddleOfAStepLeavesNoGradients) {
+  const auto model = fresh_model();
+  MixedPrecision mp(fp16_from(256), *model, kHere);
+  const StateDict saved = mp.state_dict();
+  mp.backward(mp.forward([&] { return batch_loss(*model); }));
+  mp.load_state_dict(saved);
+  EXPECT_FALSE(mp.inspect_grads().any);
+}
+
+/// A linear layer and a batch norm, whose statistics an input of 1e6 spoils in FP16.
+struct Normed : torch::nn::Module {
+  Normed() {
+    linear = register_module("linear", torch::nn::Linear(8, 16));
+    norm = register_module("norm", torch::nn::BatchNorm1d(16));
+  }
+  at::Tensor loss(const at::Tensor& x) { return norm(linear(x)).pow(2).mean(); }
+  torch::nn::Linear linear{nullptr};
+  torch::nn::BatchNorm1d norm{nullptr};
+};
+
+TEST(SkippedStep, PutsStatisticsBackThoughZeroGradCameBetween) {
+  for (const int place : {0, 1}) {  // between forward and backward, between step and advance
+    torch::manual_seed(3);
+    Normed model;
+    MixedPrecision mp(fp16_from(256), model, kHere);
+    SGD optimizer(mp.params(), {.lr = 1e-2});
+    const at::Tensor before = model.norm->running_mean.clone();
+    const auto loss = mp.forward([&] { return model.loss(torch::randn({32, 8}) * 1e6); });
+    if (place == 0) mp.zero_grad();
+    mp.backward(loss);
+    const auto grads = mp.inspect_grads();
+    const auto report = optimizer.step(grads.unclipped());
+    EXPECT_FALSE(report.stepped());
+    if (place == 1) optimizer.zero_grad();
+    mp.advance(grads);
+    EXPECT_TRUE(bit_equal(model.norm->running_mean, before)) << place;
+  }
+}
+
+TEST(SkippedStep, AnAbandonedForwardLeavesNoNanInStatistics) {
+  torch::manual_seed(3);
+  Normed model;
+  MixedPrecision mp(fp16_from(256), model, kHere);
+  SGD optimizer(mp.params(), {.lr = 1e-2});
+  (void)mp.forward([&] { return model.loss(torch::randn({32, 8}) * 1e6); });
+  mp.zero_grad();  // the loss was bad: on with the next batch
+  mp.backward(mp.forward([&] { return model.loss(torch::randn({32, 8})); }));
+  const auto grads = mp.inspect_grads();
+  EXPECT_TRUE(optimizer.step(grads.unclipped()).stepped());
+  mp.advance(grads);
+  EXPECT_TRUE(model.norm->running_mean.isfinite().all().item<bool>());
 }
 
 TEST(MixedPrecisionModels, EmulatedPrecisionIsCalledEmulated) {

@@ -183,8 +183,14 @@ TEST(MixedPrecision, RunThatOnlySkipsIsAnErrorInEveryPrecision) {
   for (const auto& precision : {Precision::fp32(), Precision::bf16(), Precision::fp16()}) {
     const auto model = fresh_model();
     MixedPrecision mp(precision, *model, kHere);
+    SGD optimizer(mp.params(), {.lr = 1e-3});
     const auto skip = [&] {
-      mp.advance({.finite = false, .any = true, .loss_scale = mp.loss_scale(), .first_bad = "w"});
+      const at::Tensor x = torch::full({1, 20}, INFINITY);
+      mp.backward(mp.forward([&] { return model->loss(x, torch::zeros({1}, at::kLong)); }));
+      const auto grads = mp.inspect_grads();
+      (void)optimizer.step(grads.unclipped());
+      optimizer.zero_grad();
+      mp.advance(grads);
     };
     for (int i = 0; i < 99; ++i) skip();
     EXPECT_THROW(skip(), SkipLimitError) << precision.name();

@@ -239,6 +239,44 @@ TEST(WeightEdits, PartOfALargerTensorIsNotTakenForAnFp32File) {
     }
 }
 
+TEST(WeightEdits, PartOfALargerTensorThatIsThenEditedIsTakenAsItIs) {
+  for (const auto& [name, precision] : settings()) {
+    torch::nn::Embedding model(10, 4);
+    MixedPrecision mp(precision, model, kHere);
+    const auto type = model->weight.scalar_type();
+    at::Tensor wanted;
+    {
+      const torch::NoGradGuard no_grad;
+      // Twice as large, and nobody else holds it.
+      model->weight.set_data(torch::randn({20, 4}).to(type).slice(0, 0, 10));
+      model->weight[0].zero_();
+      wanted = model->weight.detach().clone();
+    }
+    mp.forward([&] { return model(torch::tensor({1, 2})); });
+    EXPECT_TRUE(bit_equal(model->weight.detach(), wanted)) << name << " " << to_string(precision.weights);
+  }
+}
+
+TEST(WeightEdits, Fp32FileIsTakenInThoughSomebodyHoldsItsMemory) {
+  const testing::ScratchFolder folder;
+  const std::string path = (folder / "weights.pt").string();
+  torch::nn::Linear from(8, 8);
+  torch::save(from, path);
+  for (const auto& [name, precision] : settings()) {
+    if (precision.weights == WeightStorage::Fp32) continue;
+    torch::nn::Linear model(8, 8);
+    MixedPrecision mp(precision, model, kHere);
+    torch::serialize::InputArchive archive;
+    archive.load_from(path);
+    model->load(archive);
+    const at::Tensor alias = model->weight.detach().t();
+    mp.forward([&] { return model(torch::ones({1, 8})); });
+    const at::Tensor taken = full_precision(mp.params()[0]);
+    EXPECT_LE((taken - from->weight).abs().max().item<double>(), 0x1p-8)
+        << name << " " << to_string(precision.weights);
+  }
+}
+
 TEST(WeightEdits, LoadedInInferenceModeTrainOn) {
   const testing::ScratchFolder folder;
   const auto path = (folder.path() / "fp32.pt").string();

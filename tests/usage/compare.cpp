@@ -209,6 +209,14 @@ class Session {
                        [](const Region& region) { return is_compression(region.kind); });
   }
 
+  bool compresses_norms() const {
+    return std::any_of(program_.regions.begin(), program_.regions.end(), [&](const Region& region) {
+      return is_compression(region.kind) &&
+             std::any_of(program_.layers.begin() + region.first, program_.layers.begin() + region.last + 1,
+                         [](const Layer& layer) { return is_norm(layer.kind); });
+    });
+  }
+
   double low_unit() const { return program_.weights == Weights::Fp32 ? 0 : rounding_unit(program_.compute); }
   /// Half of the smallest step of FP16; BF16 reaches as low as FP32.
   double smallest() const {
@@ -407,8 +415,11 @@ class Session {
     // Attention takes exp of a product again in backward: of compressed large inputs it can be Inf.
     // An Inf in the input may be saturated away in FP64 and become a NaN in FP32, as in gelu and then
     // sigmoid.
+    // A norm divides by the deviation of its input, which is saved as it is; an input that was compressed is
+    // off by a part of its size, without bound where the deviation is small, and with it what FP16 has to
+    // hold.
     const bool may_skip = must_skip || bad_input_ || (large_input_ && (fp16 || compresses())) ||
-                          norm > kLargestNorm / 4 ||
+                          (fp16 && compresses_norms()) || norm > kLargestNorm / 4 ||
                           (fp16 && expected.largest * result.loss_scale * 64 > kFp16Max);
     expect(!must_skip || !result.stepped, "decision",
            "stepped, but the gradients are not finite: loss scale ", result.loss_scale, ", norm ", norm);

@@ -70,7 +70,7 @@ SweepResult sweep_damage(size_t checkpoint_bytes, int64_t stride) {
   for (const std::string_view name : {files::kTensorsName, files::kManifestName}) {
     const ScratchFolder scratch;
     const fs::path run = scratch.path() / "run";
-    files::CheckpointWriter(run, 0).save(Content(shape, 1).checkpoint());
+    files::CheckpointWriter(run, {.keep_last = 0}).save(Content(shape, 1).checkpoint());
     const fs::path path = run / files::step_name(1) / name;
     flip_bits(run, path, stride, result);
     if (const std::string fault = fault_of(run, shape, 1); !fault.empty()) result.add("put back", fault);

@@ -28,7 +28,7 @@ std::string fault_of_error(const Scenario& scenario, shim::Plan plan, bool must_
     std::string fault;
     shim::begin(plan);
     try {
-      writer.emplace(run, Scenario::kKept);
+      writer.emplace(run, files::Retention{.keep_last = Scenario::kKept});
       writer->save(content.checkpoint());
       saved = true;
     } catch (const FileError& error) {

@@ -39,7 +39,7 @@ std::string fault_of_kill(const Scenario& scenario, shim::Plan plan) {
   if (child == 0) {
     shim::begin(plan);
     try {
-      files::CheckpointWriter writer(run, Scenario::kKept);
+      files::CheckpointWriter writer(run, {.keep_last = Scenario::kKept});
       writer.save(content.checkpoint());
       saved.set();
     } catch (const std::exception&) {

@@ -53,7 +53,7 @@ SweepResult sweep_power(const Scenario& scenario, int random_choices, const shim
   const ScratchFolder scratch;
   const fs::path run = scratch.path() / "run";
   const std::vector<Event> events = record(scratch.path(), sabotage, [&] {
-    files::CheckpointWriter writer(run, Scenario::kKept);
+    files::CheckpointWriter writer(run, {.keep_last = Scenario::kKept});
     for (const int64_t step : {Scenario::kOldest, Scenario::kPrevious, Scenario::kNew})
       save(scenario, writer, step);
   });
@@ -73,7 +73,7 @@ SweepResult sweep_kill_then_power(const Scenario& scenario, int64_t stride) {
   const ScratchFolder scratch;
   const fs::path run = scratch.path() / "run";
   const std::vector<Event> first = record(scratch.path(), {}, [&] {
-    files::CheckpointWriter writer(run, Scenario::kKept);
+    files::CheckpointWriter writer(run, {.keep_last = Scenario::kKept});
     for (const int64_t step : {Scenario::kOldest, Scenario::kPrevious, Scenario::kNew})
       save(scenario, writer, step);
   });
@@ -88,7 +88,7 @@ SweepResult sweep_kill_then_power(const Scenario& scenario, int64_t stride) {
     DiskModel later = disk;
     int64_t saved_later = saved;
     const std::vector<Event> second = record(scratch.path(), {}, [&] {
-      files::CheckpointWriter writer(run, Scenario::kKept);
+      files::CheckpointWriter writer(run, {.keep_last = Scenario::kKept});
       const std::vector<int64_t> there = files::checkpoint_steps(run);
       for (const int64_t step : {Scenario::kOldest, Scenario::kPrevious, Scenario::kNew})
         if (there.empty() || there.back() < step) save(scenario, writer, step);

@@ -37,7 +37,7 @@ Scenario scenario(uint64_t number) {
 }
 
 void prepare(const Scenario& scenario, const fs::path& run) {
-  files::CheckpointWriter writer(run, Scenario::kKept);
+  files::CheckpointWriter writer(run, {.keep_last = Scenario::kKept});
   for (const int64_t step : {Scenario::kOldest, Scenario::kPrevious})
     writer.save(Content(scenario.shape, step).checkpoint());
 }
@@ -51,7 +51,7 @@ std::string fault_after(const Scenario& scenario, const fs::path& run, bool save
     const int64_t needed = saved ? Scenario::kNew : Scenario::kPrevious;
     if (steps.empty() || steps.back() < needed) return "step " + std::to_string(needed) + " is lost";
 
-    files::CheckpointWriter again(run, Scenario::kKept);
+    files::CheckpointWriter again(run, {.keep_last = Scenario::kKept});
     if (const auto names = leftovers_in(run); !names.empty()) return "left behind: " + names.front();
     again.save(Content(scenario.shape, Scenario::kNext).checkpoint());
     if (const std::string fault = fault_of(run, scenario.shape, Scenario::kNext); !fault.empty())
@@ -71,7 +71,7 @@ std::vector<shim::Call> calls_of_save(const Scenario& scenario) {
   prepare(scenario, run);
   shim::begin({.folder = run});
   {
-    files::CheckpointWriter writer(run, Scenario::kKept);
+    files::CheckpointWriter writer(run, {.keep_last = Scenario::kKept});
     writer.save(Content(scenario.shape, Scenario::kNew).checkpoint());
   }
   return shim::end();

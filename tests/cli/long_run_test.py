@@ -1,0 +1,173 @@
+"""What an operator does to `halfstep train`: signals, full disks, closed descriptors, changed settings."""
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import unittest
+
+from program import PROGRAM
+
+SHIM = os.environ["HALFSTEP_FAULT_SHIM"]
+TEXT = "".join(f"line {line * line} of the corpus\n" for line in range(400))
+
+
+class Run:
+    """A tiny training run in a folder of its own."""
+
+    def __init__(self, case, *more, steps=100000, every=5, fault=None, wrapper=()):
+        self.case = case
+        self.arguments = [
+            "train", "--folder", str(case.folder / "run"), "--json", *sum((["--set", item] for item in (
+                "model.kind=gpt2", "model.layers=1", "model.width=16", "model.heads=2",
+                f"data.train={case.folder / 'corpus.txt'}", "data.sequence_length=16", "data.batch_size=2",
+                f"train.steps={steps}", f"checkpoint.every={every}", "train.threads=1", *more)), [])]
+        environment = dict(os.environ)
+        if fault:
+            environment.update(LD_PRELOAD=SHIM, HALFSTEP_FAULT=fault)
+        self.process = subprocess.Popen([*wrapper, PROGRAM, *self.arguments], stdout=subprocess.PIPE,
+                                        stderr=subprocess.PIPE, text=True, env=environment)
+
+    def until(self, kind, step):
+        """Reads what it prints until a record of that kind with at least this step."""
+        for line in self.process.stdout:
+            record = json.loads(line)
+            if record["kind"] == kind and record["step"] >= step:
+                return record
+        raise AssertionError(f"ended before {kind} {step}: {self.process.communicate()[1]}")
+
+    def end(self):
+        """Exit code, standard error, and the records that were left."""
+        out, err = self.process.communicate(timeout=120)
+        return self.process.returncode, err, [json.loads(line) for line in out.splitlines()]
+
+
+class LongRun(unittest.TestCase):
+    def setUp(self):
+        held = tempfile.TemporaryDirectory()
+        self.addCleanup(held.cleanup)
+        self.folder = pathlib.Path(held.name)
+        (self.folder / "corpus.txt").write_text(TEXT)
+
+    def log(self):
+        return [json.loads(line) for line in (self.folder / "run" / "log.jsonl").read_text().splitlines()]
+
+    def steps(self):
+        return sorted(int(path.name[5:]) for path in (self.folder / "run" / "checkpoints").glob("step-*"))
+
+    def test_a_second_sigterm_means_the_same_as_the_first(self):
+        run = Run(self, every=0)
+        run.until("step", 20)
+        for _ in range(3):
+            run.process.send_signal(signal.SIGTERM)
+        code, err, _ = run.end()
+        self.assertEqual(code, 128 + signal.SIGTERM, err)
+        self.assertEqual(self.steps(), [self.log()[-1]["step"]])
+        self.assertEqual(self.log()[-1]["outcome"], "interrupted")
+
+    def test_sighup_saves(self):
+        run = Run(self, every=0)
+        run.until("step", 10)
+        run.process.send_signal(signal.SIGHUP)
+        self.assertEqual(run.end()[0], 128 + signal.SIGHUP)
+        self.assertEqual(len(self.steps()), 1)
+
+    def test_a_second_interrupt_ends_at_once_with_a_code_that_says_so(self):
+        run = Run(self, every=0)
+        run.until("step", 10)
+        run.process.send_signal(signal.SIGINT)
+        run.process.send_signal(signal.SIGINT)
+        code, err, _ = run.end()
+        self.assertIn(code, (6, 130))  # two signals may arrive as one
+        self.assertEqual(code == 6, "ended at once" in err, err)
+
+    def test_one_refused_save_is_told_and_tried_again(self):
+        run = Run(self, "precision.compute=bf16", steps=400, every=100, fault="write:tensors.safetensors:1-1:ENOSPC")
+        code, err, records = run.end()
+        self.assertEqual(code, 0, err)
+        notes = [record["text"] for record in self.log() if record["kind"] == "note"]
+        self.assertTrue(any("could not be saved" in note for note in notes), notes)
+        self.assertEqual(self.steps()[-1], 400)
+
+    def test_after_a_refused_save_sigterm_still_saves(self):
+        run = Run(self, every=20, fault="write:tensors.safetensors:1-1:ENOSPC")
+        run.until("step", 100)
+        run.process.send_signal(signal.SIGTERM)
+        code, err, _ = run.end()
+        self.assertEqual(code, 143, err)
+        self.assertEqual(self.steps()[-1], self.log()[-1]["step"])
+
+    def test_a_disk_that_stays_full_ends_with_the_reason_and_the_end_record(self):
+        run = Run(self, steps=30, every=0, fault="write:tensors.safetensors:1-999999:ENOSPC")
+        code, err, _ = run.end()
+        self.assertEqual(code, 3, err)
+        self.assertIn("could not be saved in 6 attempts", err)
+        self.assertEqual(self.log()[-1]["outcome"], "failed")
+
+    def test_refused_log_lines_are_kept_and_written_later(self):
+        run = Run(self, steps=300, fault="write:log.jsonl:20-120:ENOSPC")
+        code, err, _ = run.end()
+        self.assertEqual(code, 0, err)
+        steps = [record["step"] for record in self.log() if record["kind"] == "step"]
+        self.assertEqual(steps, list(range(1, 301)))
+        self.assertTrue(any("can be written again" in record.get("text", "") for record in self.log()))
+
+    def test_a_file_size_limit_is_a_full_disk(self):
+        run = Run(self, steps=60, every=0, wrapper=("prlimit", "--fsize=30000"))
+        code, err, _ = run.end()
+        self.assertEqual(code, 3, err)
+
+    def test_a_token_file_cut_short_is_told(self):
+        (self.folder / "ids.bin").write_bytes(bytes([1, 0]) * 2000000)
+        run = Run(self, f"data.train={self.folder / 'ids.bin'}")
+        run.until("step", 10)
+        os.truncate(self.folder / "ids.bin", 100)
+        code, err, _ = run.end()
+        self.assertEqual(code, 3, err)
+        self.assertIn("cut short", err)
+
+    def test_a_dry_run_leaves_nothing_behind_when_it_is_killed(self):
+        temporary = self.folder / "tmp"
+        temporary.mkdir()
+        environment = {**os.environ, "TMPDIR": str(temporary)}
+        run = subprocess.Popen([PROGRAM, "train", "--preset", "tiny", "--dry-run", "--set",
+                                f"data.train={self.folder / 'corpus.txt'}"], env=environment,
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(1.0)
+        run.send_signal(signal.SIGTERM)
+        run.wait()
+        self.assertEqual(list(temporary.iterdir()), [])
+        self.assertFalse((self.folder / "runs").exists())
+
+    def test_checkpoints_are_listed_pinned_and_removed(self):
+        Run(self, "checkpoint.keep_last=0", steps=20).end()
+        folder = str(self.folder / "run")
+
+        def ask(*arguments):
+            return subprocess.run([PROGRAM, "checkpoint", *arguments], capture_output=True, text=True)
+
+        listed = json.loads(ask("ls", folder, "--json").stdout)
+        self.assertEqual([row["step"] for row in listed], [5, 10, 15, 20])
+        self.assertEqual(ask("pin", folder, "--step", "10").returncode, 0)
+        refused = ask("rm", folder, "--step", "10")
+        self.assertEqual(refused.returncode, 3)
+        self.assertIn("pinned", refused.stderr)
+        Run(self, "checkpoint.keep_last=1", steps=40).end()
+        self.assertEqual(self.steps(), [10, 40])
+        self.assertEqual(ask("unpin", folder, "--step", "10").returncode, 0)
+        self.assertEqual(ask("rm", folder, "--step", "10").returncode, 0)
+        self.assertEqual(self.steps(), [40])
+        self.assertIn("40", ask("ls", folder).stdout)
+
+    def test_a_run_without_a_folder_of_checkpoints_keeps_its_log(self):
+        Run(self, steps=10).end()
+        shutil.rmtree(self.folder / "run" / "checkpoints")
+        Run(self, steps=10).end()
+        self.assertTrue((self.folder / "run" / "earlier-1" / "log.jsonl").exists())
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,378 @@
+// A run that lasts weeks: what happens around its checkpoints.
+#include <gtest/gtest.h>
+#include <halfstep/error.h>
+#include <halfstep/token_file.h>
+
+#include <cmath>
+#include <random>
+#include <thread>
+
+#include "train/divergence_watch.h"
+#include "train/trainer_fixture.h"
+#include "train/watchdog.h"
+
+namespace halfstep {
+namespace {
+
+using nlohmann::json;
+using testing::Counter;
+using testing::read_text;
+using testing::TrainerTest;
+using testing::write_text;
+using train::DivergenceWatch;
+
+class LongRun : public TrainerTest {
+ protected:
+  std::vector<double> of_steps(const std::string& name, const char* field) const {
+    std::vector<double> values;
+    for (const json& record : log(name))
+      if (record["kind"] == "step") values.push_back(record[field].get<double>());
+    return values;
+  }
+
+  bool has_note(const Counter& counter, const std::string& part) const {
+    return std::any_of(counter.notes.begin(), counter.notes.end(),
+                       [&](const std::string& note) { return note.find(part) != std::string::npos; });
+  }
+
+  std::string error_of(const ResolvedConfig& resolved, const std::string& name, TrainerOptions options = {}) {
+    Counter counter;
+    try {
+      run(resolved, name, counter, options);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  }
+};
+
+// --- A changed configuration
+
+TEST_F(LongRun, AChangedRateAndScheduleAreCarriedOutOnResume) {
+  Counter first(4);
+  run(config({"optimizer.lr=1e-3"}), "run", first);
+  Counter second;
+  run(config({"optimizer.lr=2e-4", "optimizer.schedule=linear", "train.steps=12"}), "run", second);
+  EXPECT_TRUE(has_note(second, "optimizer.lr is now 2e-4, was 0.001")) << second.notes.size();
+  const std::vector<double> rates = of_steps("run", "lr");
+  ASSERT_EQ(rates.size(), 12U);
+  for (size_t i = 0; i < 4; ++i) EXPECT_DOUBLE_EQ(rates[i], 1e-3);
+  // Linear from lr to 0 over the twelve steps of the present configuration.
+  for (size_t i = 4; i < 12; ++i) EXPECT_NEAR(rates[i], 2e-4 * (1 - double(i) / 12), 1e-12) << i;
+}
+
+TEST_F(LongRun, EveryOptionOfTheOptimizerIsTheConfigurations) {
+  const std::vector<std::string> changed = {"optimizer.weight_decay=0.5", "optimizer.beta1=0.5",
+                                            "optimizer.beta2=0.6", "optimizer.eps=1e-3"};
+  Counter first(4);
+  run(config({}), "run", first);
+  Counter second;
+  run(config(changed), "run", second);
+  // What is saved at the end tells what was used.
+  const auto state = last_state("run");
+  const auto value = [&](const std::string& part) {
+    for (const auto& [name, text] : state)
+      if (name.starts_with("optimizer/") && name.find(part) != std::string::npos &&
+          name.find("0") != name.npos)
+        return text;
+    return std::string("none");
+  };
+  EXPECT_EQ(value("weight_decay"), "0.5");
+  EXPECT_EQ(value("beta1"), "0.5");
+  EXPECT_EQ(value("beta2"), "0.6");
+  EXPECT_EQ(value("eps"), "0.001");
+}
+
+TEST_F(LongRun, LossScaleRulesAreTheConfigurationsAndTheScaleStays) {
+  const std::vector<std::string> fp16 = {"precision.compute=fp16", "precision.loss_scale.initial=1024"};
+  Counter first(4);
+  run(config(fp16), "run", first);
+  std::vector<std::string> changed = fp16;
+  changed.insert(changed.end(),
+                 {"precision.loss_scale.growth_interval=5", "precision.loss_scale.growth_factor=4"});
+  Counter second;
+  run(config(changed), "run", second);
+  const std::vector<double> scales = of_steps("run", "loss_scale");
+  ASSERT_EQ(scales.size(), 8U);
+  EXPECT_EQ(scales[4], 1024);      // four clean steps before, a fifth makes it grow
+  EXPECT_EQ(scales[5], 4 * 1024);  // by the new factor
+}
+
+TEST_F(LongRun, AKeyThatOnlyTheStartAsksSaysSo) {
+  Counter first(4), second;
+  run(config({"train.seed=1"}), "run", first);
+  run(config({"train.seed=2"}), "run", second);
+  EXPECT_TRUE(has_note(second, "changes nothing in one that goes on"));
+}
+
+// --- A start that is refused
+
+TEST_F(LongRun, ARefusedStartLeavesTheFolderAsItWas) {
+  Counter first(4);
+  run(config(), "run", first);
+  const std::string before = read_text(folder_ / "run/config.toml");
+  EXPECT_NE(error_of(config({"model.width=32"}), "run"), "");
+  EXPECT_EQ(read_text(folder_ / "run/config.toml"), before);
+  Counter second;
+  EXPECT_EQ(run(config(), "run", second).outcome, RunOutcome::Done);
+}
+
+TEST_F(LongRun, ASecondProcessIsRefusedBeforeItChangesTokens) {
+  const Trainer holder(config(), folder_ / "run");
+  const auto written = std::filesystem::last_write_time(folder_ / "run/tokens/train.tokens");
+  write_text(folder_ / "corpus.txt", std::string(5000, 'x'));
+  EXPECT_NE(error_of(config(), "run").find("writes into this folder"), std::string::npos);
+  EXPECT_EQ(std::filesystem::last_write_time(folder_ / "run/tokens/train.tokens"), written);
+}
+
+TEST_F(LongRun, ALinkedConfigurationIsReplacedNotFollowed) {
+  std::filesystem::create_directories(folder_ / "run");
+  write_text(folder_ / "elsewhere.toml", "mine");
+  std::filesystem::create_symlink(folder_ / "elsewhere.toml", folder_ / "run/config.toml");
+  Counter counter;
+  run(config(), "run", counter);
+  EXPECT_EQ(read_text(folder_ / "elsewhere.toml"), "mine");
+}
+
+TEST_F(LongRun, ANewFolderOfARefusedRunGoesAgain) {
+  EXPECT_NE(error_of(config({"data.sequence_length=100000", "model.context=100000"}), "refused"), "");
+  Counter counter;
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "refused/config.toml"));
+}
+
+TEST_F(LongRun, WhatADeadProcessLeftHalfWrittenGoes) {
+  std::filesystem::create_directories(folder_ / "run/tokens");
+  for (const char* name :
+       {"run/tokens/train.tokens.aside-0123456789abcdef", "run/config.toml.aside-0123456789abcdef"})
+    write_text(folder_ / name, "left");
+  write_text(folder_ / "run/report.html.aside-0123456789abcdef", "somebody else's");
+  Counter counter;
+  run(config(), "run", counter);
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "run/tokens/train.tokens.aside-0123456789abcdef"));
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "run/config.toml.aside-0123456789abcdef"));
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "run/report.html.aside-0123456789abcdef"));
+}
+
+// --- A log without checkpoints
+
+TEST_F(LongRun, ARunWithoutCheckpointsIsMovedAsideNotWiped) {
+  Counter first, second, third;
+  run(config(), "run", first);
+  std::filesystem::remove_all(folder_ / "run/checkpoints");
+  const std::string before = read_text(folder_ / "run/log.jsonl");
+  run(config(), "run", second);
+  EXPECT_EQ(read_text(folder_ / "run/earlier-1/log.jsonl"), before);
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "run/earlier-1/model/model.safetensors"));
+  EXPECT_TRUE(has_note(second, "moved into earlier-1"));
+  std::filesystem::remove_all(folder_ / "run/checkpoints");
+  run(config(), "run", third);
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "run/earlier-2/log.jsonl"));
+}
+
+TEST_F(LongRun, CheckpointsAreMadeByTimeUnlessToldOtherwise) {
+  EXPECT_EQ(RunConfig{}.checkpoint.every_minutes, 10);
+  Counter counter;
+  run(config({"checkpoint.every=0", "checkpoint.every_minutes=1e-9"}), "run", counter);
+  EXPECT_GE(checkpoint_steps(checkpoints("run")).size(), 4U);  // as many as the disk had time for
+}
+
+TEST_F(LongRun, RubbishBehindTheLastSyncedRecordIsCutOff) {
+  Counter first(4), second;
+  run(config(), "run", first);
+  for (const char* name : {"run/log.jsonl", "run/log.csv"}) {
+    std::ofstream file(folder_ / name, std::ios::app | std::ios::binary);
+    file << std::string(700, '\0') << "\nrubbish\n{\"kind\":\"st";
+  }
+  EXPECT_EQ(run(config(), "run", second).outcome, RunOutcome::Done);
+  EXPECT_EQ(of_steps("run", "loss").size(), 8U);
+}
+
+TEST_F(LongRun, OtherDataIsNoticedWhereverItDiffers) {
+  Counter first(4);
+  run(config(), "run", first);
+  std::string text = read_text(folder_ / "corpus.txt");
+  for (size_t i = 0; i < text.size(); i += 7) text[i] = text[i] == 'l' ? 'l' : 'q';
+  text[5001] ^= 1;
+  write_text(folder_ / "corpus.txt", text);
+  EXPECT_NE(error_of(config(), "run").find("other data"), std::string::npos);
+}
+
+TEST_F(LongRun, OneChangedIdAmongManyIsOtherData) {
+  std::vector<std::uint16_t> ids(100000);
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::uint16_t>(i * 7919 % 251);
+  const auto write = [&](const char* name) {
+    write_text(folder_ / name, {reinterpret_cast<const char*>(ids.data()), ids.size() * 2});
+    return TokenFile(folder_ / name, {.vocabulary_size = 256}).digest();
+  };
+  const uint64_t whole = write("a.bin");
+  std::mt19937 random(1);
+  for (int round = 0; round < 300; ++round) {
+    auto& id = ids[random() % ids.size()];
+    const auto before = std::exchange(id, static_cast<std::uint16_t>((id + 1) % 251));
+    EXPECT_NE(write("b.bin"), whole);
+    id = before;
+  }
+  EXPECT_EQ(write("b.bin"), whole);
+  std::swap(ids[0], ids[1]);
+  EXPECT_NE(write("b.bin"), whole);
+}
+
+TEST_F(LongRun, TextIsEncodedOnce) {
+  Counter first(4), second;
+  run(config(), "run", first);
+  const auto file = folder_ / "run/tokens/train.tokens";
+  const auto written = std::filesystem::last_write_time(file);
+  run(config(), "run", second);
+  EXPECT_EQ(std::filesystem::last_write_time(file), written);
+  // A damaged one is made again.
+  std::string bytes = read_text(file);
+  bytes[100] ^= 1;
+  write_text(file, bytes);
+  Counter third;
+  run(config({"train.steps=12"}), "run", third);
+  bytes[100] ^= 1;
+  EXPECT_EQ(read_text(file), bytes);
+}
+
+// --- Divergence
+
+TEST(DivergenceWatchTest, NoisyAndFallingLossesAreNoDivergence) {
+  std::mt19937 random(7);
+  for (int round = 0; round < 200; ++round) {
+    std::normal_distribution<double> noise(0, 0.02 + 0.01 * round);
+    DivergenceWatch watch;
+    for (int64_t step = 1; step <= 3000; ++step) {
+      double loss = 2 + 4 * std::exp(-double(step) / 400) + noise(random);
+      if (random() % 100 == 0) loss += 3;  // a bad batch
+      watch.see(step, loss, false);
+      ASSERT_FALSE(watch.diverged()) << "round " << round << ", step " << step;
+    }
+  }
+}
+
+TEST(DivergenceWatchTest, ALossThatRisesForGoodIsOne) {
+  DivergenceWatch watch;
+  for (int64_t step = 1; step <= 500; ++step) watch.see(step, 6 - 4.0 * double(step) / 500, false);
+  EXPECT_FALSE(watch.in_trouble());
+  for (int64_t step = 501; step <= 504; ++step) watch.see(step, 6.5, false);
+  EXPECT_TRUE(watch.in_trouble());
+  EXPECT_EQ(watch.above_since(), 501);
+  EXPECT_FALSE(watch.diverged());
+  for (int64_t step = 505; step <= 532; ++step) watch.see(step, step % 2 ? NAN : 6.5, false);
+  ASSERT_TRUE(watch.diverged());
+  EXPECT_NE(watch.diverged()->find("since step 501"), std::string::npos) << *watch.diverged();
+  DivergenceWatch loaded;
+  loaded.load_state_dict(watch.state_dict());
+  EXPECT_EQ(loaded.diverged(), watch.diverged());
+}
+
+TEST(DivergenceWatchTest, ASkippedStepIsTroubleAndNoLoss) {
+  DivergenceWatch watch;
+  for (int64_t step = 1; step <= 100; ++step) watch.see(step, 3, false);
+  for (int64_t step = 101; step <= 200; ++step) watch.see(step, INFINITY, true);
+  EXPECT_TRUE(watch.in_trouble());
+  EXPECT_FALSE(watch.diverged());
+  watch.see(201, 3, false);
+  EXPECT_FALSE(watch.in_trouble());
+}
+
+/// Learns for a while, then the rate is raised a thousandfold.
+class Diverging : public LongRun {
+ protected:
+  std::vector<std::string> calm = {"train.accumulation=1", "train.steps=120",     "train.evaluate_every=20",
+                                   "train.sample_every=0", "checkpoint.every=10", "checkpoint.keep_last=2",
+                                   "optimizer.lr=3e-3",    "model.dropout=0"};
+  ResolvedConfig with(std::vector<std::string> more) const {
+    std::vector<std::string> all = calm;
+    all.insert(all.end(), more.begin(), more.end());
+    return config(all);
+  }
+};
+
+TEST_F(Diverging, TheLastGoodCheckpointIsStillThere) {
+  Counter first(60);
+  run(with({}), "run", first);
+  Counter second;
+  const RunEnd end = run(with({"optimizer.lr=10", "optimizer.clip_norm=1000"}), "run", second);
+  ASSERT_EQ(end.outcome, RunOutcome::Diverged) << end.why;
+  EXPECT_NE(end.why.find("--from-step"), std::string::npos) << end.why;
+  const std::vector<int64_t> steps = checkpoint_steps(checkpoints("run"));
+  EXPECT_TRUE(std::find(steps.begin(), steps.end(), 60) != steps.end() ||
+              std::find(steps.begin(), steps.end(), 50) != steps.end());
+  // And going on from there with a sane rate works.
+  Counter third;
+  const RunEnd again = run(with({}), "run", third, {.from_step = 60});
+  EXPECT_EQ(again.outcome, RunOutcome::Done);
+  EXPECT_EQ(of_steps("run", "loss").size(), 120U);
+}
+
+TEST_F(LongRun, PatienceEndsARunThatNoLongerGains) {
+  Counter counter;
+  const RunEnd end = run(config({"train.steps=400", "train.evaluate_every=2", "train.patience=2",
+                                 "optimizer.lr=1e-12", "train.sample_every=0"}),
+                         "run", counter);
+  EXPECT_EQ(end.outcome, RunOutcome::Done);
+  EXPECT_LT(end.step, 400);
+  EXPECT_NE(end.why.find("has not fallen"), std::string::npos);
+}
+
+TEST_F(LongRun, ATimeLimitSavesAndEnds) {
+  Counter counter;
+  const RunEnd end = run(config({"train.steps=100000", "train.time_limit_minutes=0.05",
+                                 "train.sample_every=0", "train.evaluate_every=0"}),
+                         "run", counter);
+  EXPECT_EQ(end.outcome, RunOutcome::OutOfTime);
+  EXPECT_EQ(checkpoint_steps(checkpoints("run")).back(), end.step);
+}
+
+TEST_F(LongRun, TheStatusFileTellsWhereItIs) {
+  Counter counter;
+  run(config(), "run", counter);
+  const json status = json::parse(read_text(folder_ / "run/status.json"));
+  EXPECT_EQ(status["state"], "done");
+  EXPECT_EQ(status["step"], 8);
+  EXPECT_EQ(status["saved_step"], 8);
+}
+
+TEST_F(LongRun, ADurableCheckpointHasItsRecord) {
+  Counter counter;
+  run(config(), "run", counter);
+  std::vector<int64_t> saved;
+  for (const json& record : log("run"))
+    if (record["kind"] == "checkpoint") saved.push_back(record["saved_step"].get<int64_t>());
+  EXPECT_EQ(saved, (std::vector<int64_t>{3, 6, 8}));
+}
+
+TEST_F(LongRun, TheBestCheckpointStays) {
+  Counter counter;
+  run(config({"checkpoint.every=1", "checkpoint.keep_last=1", "checkpoint.keep_best=true",
+              "train.evaluate_every=2", "optimizer.lr=1"}),
+      "run", counter);
+  double best = INFINITY;
+  int64_t best_step = -1;
+  for (const json& record : log("run"))
+    if (record["kind"] == "evaluation" && record["step"].get<int64_t>() > 0 &&
+        record["loss"].get<double>() < best)
+      best = record["loss"], best_step = record["step"];
+  const std::vector<int64_t> steps = checkpoint_steps(checkpoints("run"));
+  EXPECT_TRUE(std::binary_search(steps.begin(), steps.end(), best_step)) << best_step;
+}
+
+TEST(WatchdogTest, SaysWhatTakesSoLong) {
+  class Listener : public Counter {
+   public:
+    void stuck(std::string_view doing, double) override { told.emplace_back(doing); }
+    std::vector<std::string> told;
+  } listener;
+  {
+    train::Watchdog watchdog(0.05, listener);
+    watchdog.now("in step 3");
+    std::this_thread::sleep_for(std::chrono::milliseconds(400));
+  }
+  ASSERT_FALSE(listener.told.empty());
+  EXPECT_EQ(listener.told[0], "in step 3");
+  EXPECT_LE(listener.told.size(), 4U);  // at 0.05, 0.1, 0.2 s
+}
+
+}  // namespace
+}  // namespace halfstep
