@@ -1,7 +1,9 @@
 // `halfstep`: its commands, and what becomes of errors.
 #include <c10/util/Exception.h>
+#include <fcntl.h>
 #include <halfstep/error.h>
 #include <halfstep/memory.h>
+#include <unistd.h>
 
 #include <exception>
 #include <iostream>
@@ -44,6 +46,15 @@ int run(int argc, char** argv) {
   return kDone;
 }
 
+// A descriptor from 0 to 2 that is closed would be given to the first file that is opened, and what is
+// printed would be written into that file: a log, or a checkpoint.
+void open_standard_descriptors() {
+  int descriptor = 0;
+  do descriptor = ::open("/dev/null", O_RDWR);
+  while (descriptor >= 0 && descriptor <= STDERR_FILENO);
+  if (descriptor >= 0) ::close(descriptor);
+}
+
 int failed(int code, const char* message) {
   if (*message != '\0') std::cerr << "halfstep: " << message << "\n";
   return code;
@@ -52,6 +63,7 @@ int failed(int code, const char* message) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  open_standard_descriptors();
   try {
     halfstep::install_cpu_allocator();  // before the first tensor
     return run(argc, argv);
