@@ -1,4 +1,4 @@
-"""`halfstep` where the shell is not as usual: closed descriptors."""
+"""`halfstep` where the shell or other processes are not as usual: closed descriptors, two runs that begin at once."""
 import json
 import pathlib
 import subprocess
@@ -45,6 +45,25 @@ class Surroundings(unittest.TestCase):
                 self.assertEqual(done.returncode, 0, done.stderr)
                 lines = (self.folder / "a" / "log.jsonl").read_text().splitlines()
                 self.assertEqual([json.loads(line)["kind"] for line in lines].count("step"), 4)
+
+    def test_runs_that_begin_in_the_same_second_have_a_folder_each(self):
+        # One of eight is late if the machine is busy; in every second there are still several.
+        started = [subprocess.Popen([PROGRAM, "train", str(self.config)], cwd=self.folder,
+                                    stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) for _ in range(8)]
+        for process in started:
+            errors = process.communicate()[1]
+            self.assertEqual(process.returncode, 0, errors)
+        folders = list((self.folder / "runs").iterdir())
+        self.assertEqual(len(folders), len(started))
+        for folder in folders:
+            records = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+            self.assertEqual([record["kind"] for record in records].count("step"), 4)
+
+    def test_run_that_cannot_begin_leaves_no_folder(self):
+        done = subprocess.run([PROGRAM, "train", str(self.config), "--set", f"data.tokenizer={self.text}"],
+                              cwd=self.folder, capture_output=True)
+        self.assertEqual(done.returncode, 3, done.stderr)
+        self.assertEqual(list((self.folder / "runs").iterdir()), [])
 
 
 if __name__ == "__main__":
