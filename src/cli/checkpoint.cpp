@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
+#include "cli/paragraph.h"
 
 namespace halfstep::cli {
 namespace {
@@ -150,22 +151,29 @@ NamedTensors full_precision_weights(const StateDict& saved, const std::string& p
   return tensors;
 }
 
-void export_tensors(const Request& request) {
-  const int64_t step = step_of(request);
+// How many tensors were written. They are counted here, not in the file: what went into a pipe cannot be read
+// again.
+size_t export_tensors(const Request& request, int64_t step) {
   if (request.full_precision) {
     const Checkpoint checkpoint = load_checkpoint(request.folder, step);
-    write_tensors(request.output, full_precision_weights(checkpoint.part(request.part), request.part),
-                  {{"format", "pt"}});
-  } else {
-    export_part(request.folder, step, request.part, request.output);
+    const NamedTensors tensors = full_precision_weights(checkpoint.part(request.part), request.part);
+    write_tensors(request.output, tensors, {{"format", "pt"}});
+    return tensors.size();
   }
-  const SafetensorsFile written(request.output);
+  // First: a run that goes on may remove the checkpoint as soon as it is exported.
+  const CheckpointSummary summary = summarize_checkpoint(request.folder, step);
+  export_part(request.folder, step, request.part, request.output);
+  return std::ranges::find(summary.parts, request.part, &CheckpointSummary::Part::name)->tensors.size();
+}
+
+void run_export(const Request& request) {
+  keep_answer_out_of(request.output);
+  const int64_t step = step_of(request);
+  const size_t tensors = export_tensors(request, step);
   if (request.json)
-    std::cout << ordered_json{{"step", step}, {"file", request.output}, {"tensors", written.entries().size()}}
-                     .dump(2)
-              << "\n";
+    std::cout << ordered_json{{"step", step}, {"file", request.output}, {"tensors", tensors}}.dump(2) << "\n";
   else
-    std::cout << request.output << ": " << written.entries().size() << " tensors of step " << step << "\n";
+    std::cout << request.output << ": " << tensors << " tensors of step " << step << "\n";
 }
 
 CLI::App* add_action(CLI::App& parent, const std::shared_ptr<Request>& request, const std::string& name,
@@ -197,7 +205,7 @@ void add_checkpoint(CLI::App& program) {
       "--full-precision", request->full_precision,
       std::string("Put working and master copies together: FP32 weights by the model's names"));
   exporting->add_option("-o,--output", request->output, std::string("File to write"))->required();
-  exporting->callback([request] { about_files([&] { export_tensors(*request); }); });
+  exporting->callback([request] { about_files([&] { run_export(*request); }); });
 }
 
 }  // namespace halfstep::cli

@@ -86,6 +86,7 @@ void print_table(const RunComparison& comparison) {
 }
 
 void compare(const Request& request) {
+  keep_answer_out_of(request.html);
   const std::vector<RunHistory> runs = read_all(request.runs);
   const RunComparison comparison = compare_runs(runs);
   if (!request.html.empty()) write_page(request.html, compare_html(runs));

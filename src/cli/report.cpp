@@ -25,6 +25,7 @@ void write_report(const Request& request) {
   const std::string page = report_html(run);
   const std::string path =
       request.out.empty() ? (std::filesystem::path(request.run) / "report.html").string() : request.out;
+  keep_answer_out_of(path);
   write_page(path, page);
   const RunSummary summary = summarize(run);
   if (request.json) {

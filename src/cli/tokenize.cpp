@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
+#include "cli/paragraph.h"
 #include "cli/progress.h"
 
 namespace halfstep::cli {
@@ -130,6 +131,7 @@ void run(const Request& request, bool json) {
     HALFSTEP_CHECK(id, "--end-token '", request.end_token, "': ", request.tokenizer, " has no such token.");
     end.push_back(*id);
   }
+  keep_answer_out_of(request.out);
   TokenFileWriter out(request.out, format, vocabulary_size);
   Totals totals;
   Progress progress(bytes_to_come(request.inputs));

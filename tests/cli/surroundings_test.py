@@ -1,11 +1,15 @@
-"""`halfstep` where the shell or other processes are not as usual: closed descriptors, two runs that begin at once."""
+"""`halfstep` where the shell, the disk or other processes are not as usual: closed descriptors, pipes and devices
+where a file was expected, two runs that begin at once."""
 import json
+import os
 import pathlib
+import stat
 import subprocess
 import tempfile
+import threading
 import unittest
 
-from program import PROGRAM
+from program import PROGRAM, run
 
 CONFIG = """
 [model]
@@ -38,6 +42,13 @@ class Surroundings(unittest.TestCase):
     def shell(self, command):
         return subprocess.run(["bash", "-c", command], cwd=self.folder, capture_output=True)
 
+    def ids(self):
+        """What `tokenize --tokenizer bytes` writes."""
+        return b"".join(byte.to_bytes(2, "little") for byte in self.text.read_bytes())
+
+    def tokenize(self, out, *more):
+        return run("tokenize", "--tokenizer", "bytes", "--out", str(out), *more, str(self.text))
+
     def test_closed_descriptors_do_not_become_the_log(self):
         for closed in (">&- 2>&-", "<&- >&- 2>&-", "2>&-", "<&-"):
             with self.subTest(closed):
@@ -64,6 +75,68 @@ class Surroundings(unittest.TestCase):
                               cwd=self.folder, capture_output=True)
         self.assertEqual(done.returncode, 3, done.stderr)
         self.assertEqual(list((self.folder / "runs").iterdir()), [])
+
+    def through_pipe(self, *command):
+        """What a command wrote into a pipe, whose path is added to it."""
+        pipe = self.folder / "pipe"
+        if not pipe.exists():
+            os.mkfifo(pipe)
+        received = []
+        reader = threading.Thread(target=lambda: received.append(pipe.read_bytes()), daemon=True)
+        reader.start()
+        done = run(*command, str(pipe))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertTrue(stat.S_ISFIFO(os.lstat(pipe).st_mode))
+        reader.join(10)
+        return received[0]
+
+    def test_pipe_is_written_and_stays_a_pipe(self):
+        ids = self.through_pipe("tokenize", "--tokenizer", "bytes", str(self.text), "--out")
+        self.assertEqual(ids, self.ids())
+        self.shell(f"{PROGRAM} train run.toml --folder a")
+        page = self.through_pipe("report", str(self.folder / "a"), "-o")
+        self.assertTrue(page.startswith(b"<!DOCTYPE html>") and page.rstrip().endswith(b"</html>"), page[:100])
+        for option in ((), ("--full-precision",)):
+            file = self.through_pipe("checkpoint", "export", str(self.folder / "a/checkpoints"),
+                                     "--part", "precision", *option, "-o")
+            header = json.loads(file[8:8 + int.from_bytes(file[:8], "little")])
+            self.assertIn("transformer.wte.weight", " ".join(header))
+            ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
+            self.assertEqual(len(file), 8 + int.from_bytes(file[:8], "little") + max(ends))
+
+    def test_device_is_written_and_stays_a_device(self):
+        node, link = self.folder / "node", self.folder / "link"
+        try:
+            os.mknod(node, 0o600 | stat.S_IFCHR, os.makedev(1, 3))  # as /dev/null, in a folder of our own
+            node.write_bytes(b"")
+        except PermissionError as refusal:
+            self.skipTest(f"no device can be made here: {refusal}")
+        link.symlink_to(node)
+        for out in (node, link):
+            done = self.tokenize(out)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertTrue(stat.S_ISCHR(os.lstat(node).st_mode))
+            self.assertTrue(link.is_symlink())
+        self.assertEqual({path.name for path in self.folder.iterdir()}, {"node", "link", "text.txt", "run.toml"})
+
+    def test_standard_output_holds_the_file_alone_and_its_link_stays(self):
+        link = self.folder / "stdout"
+        link.symlink_to("/proc/self/fd/1")  # as /dev/stdout, in a folder of our own
+        piped = self.shell(f"{PROGRAM} tokenize --tokenizer bytes --out stdout text.txt")
+        self.assertEqual((piped.returncode, piped.stdout), (0, self.ids()), piped.stderr)
+        self.assertIn(b"tokens", piped.stderr)
+        redirected = self.shell(f"{PROGRAM} tokenize --tokenizer bytes --out stdout text.txt > ids.bin")
+        self.assertEqual(redirected.returncode, 0, redirected.stderr)
+        self.assertEqual((self.folder / "ids.bin").read_bytes(), self.ids())
+        self.assertTrue(link.is_symlink())
+
+    def test_format_that_cannot_be_streamed_is_refused(self):
+        pipe = self.folder / "pipe"
+        os.mkfifo(pipe)
+        done = self.tokenize(pipe, "--format", "llmc")  # there is no reader: opening it would wait for ever
+        self.assertEqual(done.returncode, 3)
+        self.assertIn("is a pipe or a device", done.stderr)
+        self.assertTrue(stat.S_ISFIFO(os.lstat(pipe).st_mode))
 
 
 if __name__ == "__main__":
