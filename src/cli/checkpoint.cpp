@@ -3,6 +3,7 @@
 #include <halfstep/checkpoint.h>
 #include <halfstep/error.h>
 #include <halfstep/params.h>
+#include <halfstep/printable.h>
 #include <halfstep/tensor_file.h>
 
 #include <algorithm>
@@ -62,19 +63,7 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   return text + "]";
 }
 
-// A stranger's words on our terminal: control characters could move its cursor, or worse.
-std::string shown(const std::string& text) {
-  constexpr char kDigits[] = "0123456789abcdef";
-  std::string result;
-  for (const char letter : text) {
-    const auto code = static_cast<unsigned char>(letter);
-    if (code < 0x20 || code == 0x7f)
-      result += {'\\', 'x', kDigits[code >> 4], kDigits[code & 15]};
-    else
-      result += letter;
-  }
-  return result;
-}
+std::string shown(const std::string& text) { return printable(text, Unprintable::Escaped); }
 
 void print_plain(const CheckpointSummary& summary) {
   std::cout << "Step " << summary.step << ", " << summary.file_bytes << " bytes\n";
@@ -120,7 +109,7 @@ void verify(const Request& request) {
     answer[std::to_string(step)] = faults;
     if (request.json) continue;
     std::cout << "step " << step << ": " << (faults.empty() ? "whole" : "DAMAGED") << "\n";
-    for (const std::string& fault : faults) std::cout << "  " << fault << "\n";
+    for (const std::string& fault : faults) std::cout << "  " << shown(fault) << "\n";
   }
   if (request.json) std::cout << answer.dump(2) << "\n";
   std::cout.flush();
@@ -173,7 +162,7 @@ void run_export(const Request& request) {
   if (request.json)
     std::cout << ordered_json{{"step", step}, {"file", request.output}, {"tensors", tensors}}.dump(2) << "\n";
   else
-    std::cout << request.output << ": " << tensors << " tensors of step " << step << "\n";
+    std::cout << shown(request.output) << ": " << tensors << " tensors of step " << step << "\n";
 }
 
 CLI::App* add_action(CLI::App& parent, const std::shared_ptr<Request>& request, const std::string& name,

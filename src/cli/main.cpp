@@ -3,10 +3,13 @@
 #include <fcntl.h>
 #include <halfstep/error.h>
 #include <halfstep/memory.h>
+#include <halfstep/printable.h>
 #include <unistd.h>
 
 #include <exception>
 #include <iostream>
+#include <sstream>
+#include <string>
 
 #include "cli/commands.h"
 #include "cli/exit_codes.h"
@@ -14,6 +17,15 @@
 namespace {
 
 using namespace halfstep::cli;
+
+// Whatever names of files and from files a message repeats; its own line ends stay.
+std::string printable_lines(const std::string& message) {
+  std::istringstream in(message);
+  std::string lines;
+  for (std::string line; std::getline(in, line);)
+    lines += halfstep::printable(line, halfstep::Unprintable::Escaped) + "\n";
+  return lines;
+}
 
 int run(int argc, char** argv) {
   CLI::App program("Mixed-precision training for LibTorch.", "halfstep");
@@ -36,7 +48,8 @@ int run(int argc, char** argv) {
   } catch (const CLI::CallForHelp& help) {
     return program.exit(help);
   } catch (const CLI::ParseError& error) {
-    std::cerr << "halfstep: " << error.what() << "\nRun 'halfstep --help' for what there is.\n";
+    std::cerr << "halfstep: " << printable_lines(error.what())
+              << "Run 'halfstep --help' for what there is.\n";
     return kUsage;
   }
   if (!std::cout.flush()) {
@@ -56,7 +69,7 @@ void open_standard_descriptors() {
 }
 
 int failed(int code, const char* message) {
-  if (*message != '\0') std::cerr << "halfstep: " << message << "\n";
+  if (*message != '\0') std::cerr << "halfstep: " << printable_lines(message);
   return code;
 }
 

@@ -1,4 +1,5 @@
 // `halfstep report`: what became of a run, as one page.
+#include <halfstep/printable.h>
 #include <halfstep/report.h>
 
 #include <iostream>
@@ -34,8 +35,8 @@ void write_report(const Request& request) {
     std::cout << answer.dump(2, ' ', false, ordered_json::error_handler_t::replace) << "\n";
     return;
   }
-  std::cout << path << "\n\n";
-  print_paragraph(fit_for_terminal(summary.verdict));
+  std::cout << printable(path, Unprintable::Escaped) << "\n\n";
+  print_paragraph(printable(summary.verdict, Unprintable::Replaced));
 }
 
 }  // namespace

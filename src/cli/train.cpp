@@ -1,6 +1,7 @@
 // `halfstep train`: from a configuration to a trained model.
 #include <fcntl.h>
 #include <halfstep/error.h>
+#include <halfstep/printable.h>
 #include <halfstep/trainer.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -131,9 +132,10 @@ void print_estimate(const Request& request, const RunPlan& plan, const RunEstima
     return;
   }
   const auto megabytes = [](int64_t bytes) { return std::to_string(bytes / 1000000) + " MB"; };
-  std::cout << "model       " << plan.model << ", " << plan.parameters << " parameters\n"
+  std::cout << "model       " << printable(plan.model, Unprintable::Replaced) << ", " << plan.parameters
+            << " parameters\n"
             << "precision   " << plan.precision << "\n"
-            << "data        " << plan.data << "\n"
+            << "data        " << printable(plan.data, Unprintable::Replaced) << "\n"
             << "memory      " << megabytes(estimate.peak_bytes) << " of tensors at the peak of a step\n"
             << "checkpoint  " << megabytes(estimate.checkpoint_bytes) << " each\n"
             << "time        " << fine_duration_text(estimate.seconds_a_step) << " a step, "

@@ -1,5 +1,7 @@
 #include "report/fields.h"
 
+#include <halfstep/printable.h>
+
 #include <limits>
 
 #include "report/figures.h"
@@ -82,7 +84,8 @@ bool RecordReader::key(string_t& name) {
 
 bool RecordReader::parse_error(size_t, const std::string&, const json::exception& fault) {
   // The message repeats the token at fault, however long it is.
-  throw BadRecord(detail::concat("is not valid JSON: ", std::string_view(fault.what()).substr(0, 300)));
+  throw BadRecord(detail::concat(
+      "is not valid JSON: ", printable(std::string_view(fault.what()).substr(0, 300), Unprintable::Escaped)));
 }
 
 const Field* Fields::find(std::string_view name) const {

@@ -1,8 +1,9 @@
 """`halfstep` where the shell, the disk or other processes are not as usual: closed descriptors, pipes and devices
-where a file was expected, two runs that begin at once."""
+where a file was expected, two runs that begin at once, names that a terminal would obey."""
 import json
 import os
 import pathlib
+import re
 import stat
 import subprocess
 import tempfile
@@ -10,6 +11,10 @@ import threading
 import unittest
 
 from program import PROGRAM, run
+
+# Sets the title of a terminal's window, then the colour, the latter by a C1 control (U+009B).
+ATTACK = "\033]0;owned\007\u009b31m"
+CONTROLS = re.compile(rb"[\x00-\x09\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
 
 CONFIG = """
 [model]
@@ -75,6 +80,45 @@ class Surroundings(unittest.TestCase):
                               cwd=self.folder, capture_output=True)
         self.assertEqual(done.returncode, 3, done.stderr)
         self.assertEqual(list((self.folder / "runs").iterdir()), [])
+
+    def assert_harmless(self, done, *words):
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIsNone(CONTROLS.search(done.stdout + done.stderr), done.stderr[:2000])
+        for word in words:
+            self.assertIn(word, done.stderr.decode())
+
+    def test_names_of_files_and_tokenizers_send_nothing_to_the_terminal(self):
+        name = f"{ATTACK}.txt"
+        missing = subprocess.run([PROGRAM, "tokenize", "--tokenizer", "bytes", "--out", "ids.bin", name],
+                                 cwd=self.folder, capture_output=True)
+        self.assert_harmless(missing, "\\x1b]0;owned\\x07\\u009b31m.txt")
+        (self.folder / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": {"type": ATTACK}}))
+        refused = self.shell(f"{PROGRAM} tokenize --tokenizer tokenizer.json --out ids.bin text.txt")
+        self.assert_harmless(refused, "the type '\\x1b]0;owned\\x07\\u009b31m'")
+
+    def pretrained(self, tensors, **config):
+        """What a run says that starts from a Hugging Face folder with these names of tensors."""
+        folder = self.folder / "pretrained"
+        folder.mkdir(exist_ok=True)
+        (folder / "config.json").write_text(json.dumps({
+            "model_type": "llama", "vocab_size": 256, "hidden_size": 16, "intermediate_size": 16,
+            "num_hidden_layers": 1, "num_attention_heads": 2, **config}))
+        header = json.dumps({name: {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for name in tensors},
+                            ensure_ascii=False, separators=(",", ":")).encode()
+        (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+        return self.shell(f"{PROGRAM} train --set model.from=pretrained --set data.tokenizer=bytes "
+                          "--set data.train=text.txt --set data.sequence_length=16 --folder a")
+
+    def test_names_in_a_model_send_nothing_to_the_terminal(self):
+        self.assert_harmless(self.pretrained([], rope_scaling={"rope_type": ATTACK}), "\\x1b]0;owned")
+        self.assert_harmless(self.pretrained([], hidden_act=ATTACK), "\\x1b]0;owned")
+        self.assert_harmless(self.pretrained([], model_type=ATTACK), "\\u009b")
+        self.assert_harmless(self.pretrained([ATTACK]), "\\x1b]0;owned")
+
+    def test_two_hundred_thousand_wrong_names_do_not_fill_the_screen(self):
+        done = self.pretrained([f"{i:06}{ATTACK}" for i in range(200_000)])
+        self.assert_harmless(done, "'000009", " more")
+        self.assertLess(len(done.stderr), 4_000)
 
     def through_pipe(self, *command):
         """What a command wrote into a pipe, whose path is added to it."""
