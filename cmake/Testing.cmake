@@ -1,7 +1,8 @@
-# halfstep_test(NAME ROOM <room> COST <fast|slow> [TORCH|ENGINE] SOURCES ...)
-#   One program a room and cost; ctest labels: the room, the cost, and "torch" for those that load LibTorch.
+# halfstep_test(NAME ROOM <room> COST <fast|slow> [TORCH|ENGINE] [LABELS ...] SOURCES ...)
+#   One program a room and cost; ctest labels: the room, the cost, and "torch" for those that load LibTorch;
+#   LABELS are further ones.
 #   ENGINE links LibTorch without libhalfstep, to ask the engine as it is without us.
-# halfstep_check(NAME ROOM <room> COST <fast|slow> [TORCH] COMMAND ...)
+# halfstep_check(NAME ROOM <room> COST <fast|slow> [TORCH] [LABELS ...] COMMAND ...)
 #   Any other command as a test, with the same labels.
 # Under the sanitizers (preset asan): the label "sanitize" and the target "sanitized_tests" are every test that does not
 # load LibTorch, and run in CI; "sanitize_torch" and "sanitized_torch_tests" are the fast ones of the rooms whose
@@ -28,7 +29,7 @@ endfunction()
 
 # Labels a test; `program` is built for the asan run when it is a target of ours.
 function(halfstep_label_test name room cost torch program)
-  set(labels ${room} ${cost})
+  set(labels ${room} ${cost} ${ARGN})
   if(torch)
     list(APPEND labels torch)
   endif()
@@ -49,7 +50,7 @@ function(halfstep_label_test name room cost torch program)
 endfunction()
 
 function(halfstep_test name)
-  cmake_parse_arguments(arg "TORCH;ENGINE" "ROOM;COST" "SOURCES" ${ARGN})
+  cmake_parse_arguments(arg "TORCH;ENGINE" "ROOM;COST" "SOURCES;LABELS" ${ARGN})
   add_executable(${name} ${arg_SOURCES})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/tests)
   target_link_libraries(${name} PRIVATE GTest::gtest_main $<IF:$<BOOL:${arg_TORCH}>,halfstep,halfstep_files>)
@@ -61,12 +62,12 @@ function(halfstep_test name)
     set(uses_torch FALSE)
   endif()
   add_test(NAME ${name} COMMAND ${name})
-  halfstep_label_test(${name} ${arg_ROOM} ${arg_COST} ${uses_torch} ${name})
+  halfstep_label_test(${name} ${arg_ROOM} ${arg_COST} ${uses_torch} ${name} ${arg_LABELS})
 endfunction()
 
 function(halfstep_check name)
-  cmake_parse_arguments(arg "TORCH" "ROOM;COST" "COMMAND" ${ARGN})
+  cmake_parse_arguments(arg "TORCH" "ROOM;COST" "COMMAND;LABELS" ${ARGN})
   add_test(NAME ${name} COMMAND ${arg_COMMAND} COMMAND_EXPAND_LISTS)
   list(GET arg_COMMAND 0 program)
-  halfstep_label_test(${name} ${arg_ROOM} ${arg_COST} ${arg_TORCH} ${program})
+  halfstep_label_test(${name} ${arg_ROOM} ${arg_COST} ${arg_TORCH} ${program} ${arg_LABELS})
 endfunction()

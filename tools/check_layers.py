@@ -32,6 +32,7 @@ PUBLIC_HEADERS_ONLY = ROW_OF["cli"]
 HEADER_ROOM = {
     "config.h": "base",
     "error.h": "base",
+    "printable.h": "base",
     "safetensors.h": "files",
     "tokenizer.h": "text",
     "token_file.h": "files",

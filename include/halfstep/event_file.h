@@ -29,10 +29,10 @@ struct Histogram {
 /// of its range can be read from it. Runs of empty buckets are one.
 [[nodiscard]] HALFSTEP_API Histogram histogram_of(std::span<const float> values);
 
-/// One event file, named events.out.tfevents.<unix time>.<host> as TensorBoard looks for it (with .1, .2, ...
-/// behind it where that name is taken). Only ever appended to. Events are kept until 64 KiB have come
-/// together, `flush` is called, or the file goes out of scope; the last cannot report an error, so flush
-/// before.
+/// One event file, named events.out.tfevents.<unix time>.<host> as TensorBoard looks for it. TensorBoard
+/// reads files in the order of their names, so the time is later than that of every file in the folder,
+/// whatever the clock says. Only ever appended to. Events are kept until 64 KiB have come together, `flush`
+/// is called, or the file goes out of scope; the last cannot report an error, so flush before.
 class HALFSTEP_API EventFile {
  public:
   /// `resumed_after`: TensorBoard drops what earlier files of the folder tell of later steps.

@@ -18,6 +18,7 @@
 #include <halfstep/optim.h>
 #include <halfstep/params.h>
 #include <halfstep/precision.h>
+#include <halfstep/printable.h>
 #include <halfstep/run_config.h>
 #include <halfstep/run_log.h>
 #include <halfstep/run_watch.h>

@@ -3,6 +3,7 @@
 #include <halfstep/checkpoint.h>
 #include <halfstep/error.h>
 #include <halfstep/params.h>
+#include <halfstep/printable.h>
 #include <halfstep/tensor_file.h>
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
+#include "cli/paragraph.h"
 
 namespace halfstep::cli {
 namespace {
@@ -61,19 +63,7 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   return text + "]";
 }
 
-// A stranger's words on our terminal: control characters could move its cursor, or worse.
-std::string shown(const std::string& text) {
-  constexpr char kDigits[] = "0123456789abcdef";
-  std::string result;
-  for (const char letter : text) {
-    const auto code = static_cast<unsigned char>(letter);
-    if (code < 0x20 || code == 0x7f)
-      result += {'\\', 'x', kDigits[code >> 4], kDigits[code & 15]};
-    else
-      result += letter;
-  }
-  return result;
-}
+std::string shown(const std::string& text) { return printable(text, Unprintable::Escaped); }
 
 void print_plain(const CheckpointSummary& summary) {
   std::cout << "Step " << summary.step << ", " << summary.file_bytes << " bytes\n";
@@ -158,7 +148,7 @@ void verify(const Request& request) {
     answer[std::to_string(step)] = faults;
     if (request.json) continue;
     std::cout << "step " << step << ": " << (faults.empty() ? "whole" : "DAMAGED") << "\n";
-    for (const std::string& fault : faults) std::cout << "  " << fault << "\n";
+    for (const std::string& fault : faults) std::cout << "  " << shown(fault) << "\n";
   }
   if (request.json) std::cout << answer.dump(2) << "\n";
   std::cout.flush();
@@ -194,22 +184,29 @@ NamedTensors full_precision_weights(const StateDict& saved, const std::string& p
   return tensors;
 }
 
-void export_tensors(const Request& request) {
-  const int64_t step = step_of(request);
+// How many tensors were written. They are counted here, not in the file: what went into a pipe cannot be read
+// again.
+size_t export_tensors(const Request& request, int64_t step) {
   if (request.full_precision) {
     const Checkpoint checkpoint = load_checkpoint(request.folder, step);
-    write_tensors(request.output, full_precision_weights(checkpoint.part(request.part), request.part),
-                  {{"format", "pt"}});
-  } else {
-    export_part(request.folder, step, request.part, request.output);
+    const NamedTensors tensors = full_precision_weights(checkpoint.part(request.part), request.part);
+    write_tensors(request.output, tensors, {{"format", "pt"}});
+    return tensors.size();
   }
-  const SafetensorsFile written(request.output);
+  // First: a run that goes on may remove the checkpoint as soon as it is exported.
+  const CheckpointSummary summary = summarize_checkpoint(request.folder, step);
+  export_part(request.folder, step, request.part, request.output);
+  return std::ranges::find(summary.parts, request.part, &CheckpointSummary::Part::name)->tensors.size();
+}
+
+void run_export(const Request& request) {
+  keep_answer_out_of(request.output);
+  const int64_t step = step_of(request);
+  const size_t tensors = export_tensors(request, step);
   if (request.json)
-    std::cout << ordered_json{{"step", step}, {"file", request.output}, {"tensors", written.entries().size()}}
-                     .dump(2)
-              << "\n";
+    std::cout << ordered_json{{"step", step}, {"file", request.output}, {"tensors", tensors}}.dump(2) << "\n";
   else
-    std::cout << request.output << ": " << written.entries().size() << " tensors of step " << step << "\n";
+    std::cout << shown(request.output) << ": " << tensors << " tensors of step " << step << "\n";
 }
 
 /// A run's folder stands for the one in it where its checkpoints are.
@@ -266,7 +263,7 @@ void add_checkpoint(CLI::App& program) {
       "--full-precision", request->full_precision,
       std::string("Put working and master copies together: FP32 weights by the model's names"));
   exporting->add_option("-o,--output", request->output, std::string("File to write"))->required();
-  exporting->callback([request] { about_files([&] { export_tensors(*request); }); });
+  exporting->callback([request] { about_files([&] { run_export(*request); }); });
 }
 
 }  // namespace halfstep::cli

@@ -1,4 +1,5 @@
 // `halfstep compare`: which runs are the same within noise, first in a sentence, then in a table.
+#include <halfstep/printable.h>
 #include <halfstep/report.h>
 
 #include <algorithm>
@@ -66,8 +67,8 @@ void print_table(const RunComparison& comparison) {
       {"run", "loss", "difference, 95%", "held out", "per second", "peak MB", "skipped", "steps"}};
   for (size_t i = 0; i < comparison.rows.size(); ++i) {
     const auto& row = comparison.rows[i];
-    rows.push_back({fit_for_terminal(row.name), loss_text(row), difference_text(row.from_first, i == 0),
-                    loss_text(row.evaluation_loss),
+    rows.push_back({printable(row.name, Unprintable::Escaped), loss_text(row),
+                    difference_text(row.from_first, i == 0), loss_text(row.evaluation_loss),
                     row.summary.tokens_per_second ? formatted("%.0f", *row.summary.tokens_per_second) : "-",
                     row.summary.peak_bytes > 0
                         ? formatted("%.0f", static_cast<double>(row.summary.peak_bytes) / 1e6)
@@ -86,6 +87,7 @@ void print_table(const RunComparison& comparison) {
 }
 
 void compare(const Request& request) {
+  keep_answer_out_of(request.html);
   const std::vector<RunHistory> runs = read_all(request.runs);
   const RunComparison comparison = compare_runs(runs);
   if (!request.html.empty()) write_page(request.html, compare_html(runs));
@@ -95,10 +97,10 @@ void compare(const Request& request) {
     std::cout << answer.dump(2, ' ', false, ordered_json::error_handler_t::replace) << "\n";
     return;
   }
-  print_paragraph(fit_for_terminal(comparison.sentence));
+  print_paragraph(printable(comparison.sentence, Unprintable::Replaced));
   std::cout << "\n";
   print_table(comparison);
-  if (!request.html.empty()) std::cout << "\n" << request.html << "\n";
+  if (!request.html.empty()) std::cout << "\n" << printable(request.html, Unprintable::Escaped) << "\n";
 }
 
 }  // namespace

@@ -1,10 +1,15 @@
 // `halfstep`: its commands, and what becomes of errors.
 #include <c10/util/Exception.h>
+#include <fcntl.h>
 #include <halfstep/error.h>
 #include <halfstep/memory.h>
+#include <halfstep/printable.h>
+#include <unistd.h>
 
 #include <exception>
 #include <iostream>
+#include <sstream>
+#include <string>
 
 #include "cli/commands.h"
 #include "cli/exit_codes.h"
@@ -12,6 +17,15 @@
 namespace {
 
 using namespace halfstep::cli;
+
+// Whatever names of files and from files a message repeats; its own line ends stay.
+std::string printable_lines(const std::string& message) {
+  std::istringstream in(message);
+  std::string lines;
+  for (std::string line; std::getline(in, line);)
+    lines += halfstep::printable(line, halfstep::Unprintable::Escaped) + "\n";
+  return lines;
+}
 
 int run(int argc, char** argv) {
   CLI::App program("Mixed-precision training for LibTorch.", "halfstep");
@@ -34,7 +48,8 @@ int run(int argc, char** argv) {
   } catch (const CLI::CallForHelp& help) {
     return program.exit(help);
   } catch (const CLI::ParseError& error) {
-    std::cerr << "halfstep: " << error.what() << "\nRun 'halfstep --help' for what there is.\n";
+    std::cerr << "halfstep: " << printable_lines(error.what())
+              << "Run 'halfstep --help' for what there is.\n";
     return kUsage;
   }
   if (!std::cout.flush()) {
@@ -44,14 +59,24 @@ int run(int argc, char** argv) {
   return kDone;
 }
 
+// A descriptor from 0 to 2 that is closed would be given to the first file that is opened, and what is
+// printed would be written into that file: a log, or a checkpoint.
+void open_standard_descriptors() {
+  int descriptor = 0;
+  do descriptor = ::open("/dev/null", O_RDWR);
+  while (descriptor >= 0 && descriptor <= STDERR_FILENO);
+  if (descriptor >= 0) ::close(descriptor);
+}
+
 int failed(int code, const char* message) {
-  if (*message != '\0') std::cerr << "halfstep: " << message << "\n";
+  if (*message != '\0') std::cerr << "halfstep: " << printable_lines(message);
   return code;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
+  open_standard_descriptors();
   try {
     halfstep::install_cpu_allocator();  // before the first tensor
     return run(argc, argv);

@@ -1,5 +1,8 @@
 #include "cli/paragraph.h"
 
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <iostream>
 #include <sstream>
 
@@ -18,6 +21,13 @@ void print_paragraph(const std::string& text, int indent) {
     line += (line.empty() ? "" : " ") + word;
   }
   std::cout << margin << line << "\n";
+}
+
+void keep_answer_out_of(const std::string& file) {
+  struct stat written{}, output{};
+  if (::stat(file.c_str(), &written) != 0 || ::fstat(STDOUT_FILENO, &output) != 0) return;
+  const bool same = written.st_dev == output.st_dev && written.st_ino == output.st_ino;
+  if (same && !S_ISCHR(output.st_mode)) std::cout.rdbuf(std::cerr.rdbuf());
 }
 
 }  // namespace halfstep::cli

@@ -1,4 +1,5 @@
 // `halfstep report`: what became of a run, as one page.
+#include <halfstep/printable.h>
 #include <halfstep/report.h>
 
 #include <iostream>
@@ -25,6 +26,7 @@ void write_report(const Request& request) {
   const std::string page = report_html(run);
   const std::string path =
       request.out.empty() ? (std::filesystem::path(request.run) / "report.html").string() : request.out;
+  keep_answer_out_of(path);
   write_page(path, page);
   const RunSummary summary = summarize(run);
   if (request.json) {
@@ -33,8 +35,8 @@ void write_report(const Request& request) {
     std::cout << answer.dump(2, ' ', false, ordered_json::error_handler_t::replace) << "\n";
     return;
   }
-  std::cout << path << "\n\n";
-  print_paragraph(fit_for_terminal(summary.verdict));
+  std::cout << printable(path, Unprintable::Escaped) << "\n\n";
+  print_paragraph(printable(summary.verdict, Unprintable::Replaced));
 }
 
 }  // namespace

@@ -76,10 +76,4 @@ ordered_json json_of(const RunComparison& comparison) {
           {"pairs", pairs}};
 }
 
-std::string fit_for_terminal(std::string text) {
-  for (char& letter : text)
-    if (static_cast<unsigned char>(letter) < 0x20 || letter == 0x7f) letter = ' ';
-  return text;
-}
-
 }  // namespace halfstep::cli

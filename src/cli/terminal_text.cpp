@@ -7,8 +7,6 @@
 namespace halfstep::cli {
 namespace {
 
-constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
-
 struct Range {
   uint32_t first, last;
 };
@@ -43,15 +41,6 @@ constexpr std::array<Range, 12> kCombining{{{0x0300, 0x036F},
                                             {0x20D0, 0x20FF},
                                             {0xFE00, 0xFE0F},
                                             {0xFE20, 0xFE2F}}};
-// C0 and C1 controls, line and paragraph separators, the signs that turn the direction of writing.
-constexpr std::array<Range, 7> kControls{{{0x00, 0x1F},
-                                          {0x7F, 0x9F},
-                                          {0x061C, 0x061C},
-                                          {0x200E, 0x200F},
-                                          {0x2028, 0x202E},
-                                          {0x2060, 0x206F},
-                                          {0xFEFF, 0xFEFF}}};
-
 template <size_t N>
 bool among(const std::array<Range, N>& ranges, uint32_t value) {
   return std::any_of(ranges.begin(), ranges.end(),
@@ -59,24 +48,18 @@ bool among(const std::array<Range, N>& ranges, uint32_t value) {
 }
 
 struct Character {
-  uint32_t value = 0;
-  size_t bytes = 0;  // 0: not UTF-8
+  uint32_t value;
+  size_t bytes;
 };
 
+// Of printable text, which is UTF-8.
 Character character_at(std::string_view text, size_t at) {
-  const auto byte = [&](size_t index) { return static_cast<uint8_t>(text[at + index]); };
-  const uint8_t first = byte(0);
+  const auto first = static_cast<uint8_t>(text[at]);
   if (first < 0x80) return {first, 1};
   const size_t bytes = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : 2;
-  if (first < 0xC2 || first > 0xF4 || at + bytes > text.size()) return {};
   uint32_t value = first & (0x7Fu >> bytes);
-  for (size_t index = 1; index < bytes; ++index) {
-    if ((byte(index) & 0xC0) != 0x80) return {};
-    value = value << 6 | (byte(index) & 0x3Fu);
-  }
-  constexpr std::array<uint32_t, 5> kLeast{0, 0, 0x80, 0x800, 0x10000};
-  const bool surrogate = value >= 0xD800 && value <= 0xDFFF;
-  if (value < kLeast[bytes] || value > 0x10FFFF || surrogate) return {};
+  for (const char next : text.substr(at + 1, bytes - 1))
+    value = value << 6 | (static_cast<uint8_t>(next) & 0x3Fu);
   return {value, bytes};
 }
 
@@ -89,34 +72,19 @@ size_t bytes_that_fit(std::string_view text, size_t columns) {
     const Character next = character_at(text, at);
     taken += columns_of(next.value);
     if (taken > columns && at > 0) break;
-    at += std::max<size_t>(next.bytes, 1);
+    at += next.bytes;
   }
   return at;
 }
 
 }  // namespace
 
-std::string printable(std::string_view text) {
-  std::string result;
-  for (size_t at = 0; at < text.size();) {
-    const Character next = character_at(text, at);
-    if (next.value == '\n' || next.value == '\t')
-      result += ' ';
-    else if (next.bytes == 0 || among(kControls, next.value))
-      result += kReplacement;
-    else
-      result += text.substr(at, next.bytes);
-    at += std::max<size_t>(next.bytes, 1);
-  }
-  return result;
-}
-
 size_t columns_of(std::string_view printable_text) {
   size_t columns = 0;
   for (size_t at = 0; at < printable_text.size();) {
     const Character next = character_at(printable_text, at);
     columns += columns_of(next.value);
-    at += std::max<size_t>(next.bytes, 1);
+    at += next.bytes;
   }
   return columns;
 }

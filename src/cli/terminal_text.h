@@ -1,4 +1,4 @@
-// Text as a terminal shows it: what may be sent to one, how many columns it takes, where to break it.
+// Printable text as a terminal shows it: how many columns it takes, where to break it.
 #pragma once
 
 #include <cstddef>
@@ -7,10 +7,6 @@
 #include <vector>
 
 namespace halfstep::cli {
-
-/// A stranger's words made harmless: control characters, among them those that move the cursor or turn the
-/// direction of writing, and bytes that are not UTF-8 become U+FFFD. Line ends and tabs become spaces.
-std::string printable(std::string_view text);
 
 /// Of printable text: 2 for characters of East Asia and emoji, 0 for marks that combine with the one before.
 size_t columns_of(std::string_view printable_text);

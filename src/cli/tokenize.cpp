@@ -1,5 +1,6 @@
 // `halfstep tokenize`: from text files to a file of token ids.
 #include <halfstep/error.h>
+#include <halfstep/printable.h>
 #include <halfstep/token_file.h>
 #include <halfstep/tokenizer.h>
 #include <unistd.h>
@@ -12,6 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
+#include "cli/paragraph.h"
 #include "cli/progress.h"
 
 namespace halfstep::cli {
@@ -114,8 +116,9 @@ void print_answer(const Request& request, const Totals& totals, const TokenFileW
     std::cout << answer.dump(2) << "\n";
     return;
   }
-  std::cout << request.out << ": " << out.size() << " tokens (" << to_string(format) << ") from "
-            << totals.bytes << " bytes in " << totals.documents << " document(s)\n";
+  std::cout << printable(request.out, Unprintable::Escaped) << ": " << out.size() << " tokens ("
+            << to_string(format) << ") from " << totals.bytes << " bytes in " << totals.documents
+            << " document(s)\n";
   if (totals.dropped_bytes > 0)
     std::cout << totals.dropped_bytes << " bytes were left out: the vocabulary has no token for them\n";
 }
@@ -130,6 +133,7 @@ void run(const Request& request, bool json) {
     HALFSTEP_CHECK(id, "--end-token '", request.end_token, "': ", request.tokenizer, " has no such token.");
     end.push_back(*id);
   }
+  keep_answer_out_of(request.out);
   TokenFileWriter out(request.out, format, vocabulary_size);
   Totals totals;
   Progress progress(bytes_to_come(request.inputs));

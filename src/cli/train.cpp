@@ -1,10 +1,15 @@
 // `halfstep train`: from a configuration to a trained model.
+#include <fcntl.h>
 #include <halfstep/error.h>
+#include <halfstep/printable.h>
 #include <halfstep/trainer.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <cstring>
 #include <ctime>
 #include <iomanip>
 #include <iostream>
@@ -46,17 +51,34 @@ ResolvedConfig configuration(const Request& request) {
   }
 }
 
-/// runs/<what>-<date>-<time>, which no other run has.
-Path new_folder(const Request& request) {
+// Its name is synced where it is new: CheckpointFolder does so for the run's own folder only. A failure to
+// make it is reported by whoever makes a folder in it.
+void make_parent(const Path& path) {
+  if (::mkdir(path.c_str(), 0755) != 0) return;
+  const int around = ::open(".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (around < 0) return;
+  ::fsync(around);
+  ::close(around);
+}
+
+/// runs/<what>-<date>-<time>, made here: two runs that begin in the same second each have one of their own.
+Path make_new_folder(const Request& request) {
   const std::string name = !request.preset.empty() ? request.preset
                            : !request.file.empty() ? Path(request.file).stem().string()
                                                    : "run";
   const std::time_t now = std::time(nullptr);
   std::ostringstream stamp;
   stamp << std::put_time(std::localtime(&now), "%Y%m%d-%H%M%S");
-  Path folder = Path("runs") / (name + "-" + stamp.str());
-  for (int next = 2; std::filesystem::exists(folder); ++next)
-    folder = Path("runs") / (name + "-" + stamp.str() + "-" + std::to_string(next));
+  const Path first = Path("runs") / (name + "-" + stamp.str());
+  make_parent(first.parent_path());
+  Path folder = first;
+  for (int next = 2; ::mkdir(folder.c_str(), 0755) != 0; ++next) {
+    const int code = errno;
+    if (code != EEXIST)
+      throw FileError(folder.string() + ": cannot make the folder: " + std::strerror(code) + ".", code);
+    folder = first;
+    folder += "-" + std::to_string(next);
+  }
   return folder;
 }
 
@@ -81,11 +103,18 @@ class ScratchFolder {
   Path path_;
 };
 
-Trainer open_trainer(const ResolvedConfig& resolved, const Path& folder, const TrainerOptions& options) {
-  return about_files([&] {
-    check_paths(resolved);
-    return Trainer(resolved, folder, options);
-  });
+Trainer open_trainer(const ResolvedConfig& resolved, const Path& folder, const TrainerOptions& options = {}) {
+  return about_files([&] { return Trainer(resolved, folder, options); });
+}
+
+Trainer open_trainer_in_new_folder(const Request& request, const ResolvedConfig& resolved) {
+  const Path folder = about_files([&] { return make_new_folder(request); });
+  try {
+    return open_trainer(resolved, folder);
+  } catch (...) {
+    ::rmdir(folder.c_str());  // only if it is empty: a run that wrote something keeps it
+    throw;
+  }
 }
 
 /// Until it goes, signals that would end the program wait.
@@ -130,9 +159,10 @@ void print_estimate(const Request& request, const RunPlan& plan, const RunEstima
     return;
   }
   const auto megabytes = [](int64_t bytes) { return std::to_string(bytes / 1000000) + " MB"; };
-  std::cout << "model       " << plan.model << ", " << plan.parameters << " parameters\n"
+  std::cout << "model       " << printable(plan.model, Unprintable::Replaced) << ", " << plan.parameters
+            << " parameters\n"
             << "precision   " << plan.precision << "\n"
-            << "data        " << plan.data << "\n"
+            << "data        " << printable(plan.data, Unprintable::Replaced) << "\n"
             << "memory      " << megabytes(estimate.peak_bytes) << " of tensors at the peak of a step\n"
             << "checkpoint  " << megabytes(estimate.checkpoint_bytes) << " each\n"
             << "time        " << fine_duration_text(estimate.seconds_a_step) << " a step, "
@@ -142,19 +172,21 @@ void print_estimate(const Request& request, const RunPlan& plan, const RunEstima
 }
 
 void dry_run(const Request& request, const ResolvedConfig& resolved) {
+  about_files([&] { check_paths(resolved); });
   Trainer trainer = open_for_trial(resolved);
   const RunEstimate estimate = trainer.estimate();
   print_estimate(request, trainer.plan(), estimate);
 }
 
 void train(const Request& request, const ResolvedConfig& resolved) {
-  const Path folder = resolved.config.run.folder ? Path(*resolved.config.run.folder) : new_folder(request);
   const StopSignals signals;  // before the data is read: from here on Ctrl-C loses nothing
   if (request.from_step >= 0 && !resolved.config.run.folder)
     throw ExitWith(kUsage, "--from-step goes on with a run, and no --folder says which.");
+  about_files([&] { check_paths(resolved); });
   TrainerOptions options;
   if (request.from_step >= 0) options.from_step = request.from_step;
-  Trainer trainer = open_trainer(resolved, folder, options);
+  Trainer trainer = resolved.config.run.folder ? open_trainer(resolved, *resolved.config.run.folder, options)
+                                               : open_trainer_in_new_folder(request, resolved);
   std::ostream& out = request.json ? std::cout : std::cerr;
   TrainScreen screen(out, screen_options(request.json ? STDOUT_FILENO : STDERR_FILENO, request.json));
   const RunEnd end = about_files([&] { return trainer.run(screen, signals.requested()); });
@@ -187,9 +219,7 @@ void add_train(CLI::App& program) {
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   command->add_option("--folder", request->folder, "Where logs and checkpoints go: run.folder")
       ->type_name("DIR");
-  command
-      ->add_option("--from-step", request->from_step,
-                   "Go on from this checkpoint; later ones go")
+  command->add_option("--from-step", request->from_step, "Go on from this checkpoint; later ones go")
       ->type_name("STEP")
       ->check(CLI::NonNegativeNumber);
   command->add_flag("--print-config", request->print_config,

@@ -1,5 +1,6 @@
 #include "cli/train_screen.h"
 
+#include <halfstep/printable.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -77,7 +78,7 @@ void TrainScreen::write(const std::string& text) { out_ << text << std::flush; }
 
 void TrainScreen::line(std::string_view text, std::string_view colour) {
   if (!options_.colour) colour = "";
-  const std::string safe = printable(text);
+  const std::string safe = printable(text, Unprintable::Replaced);
   const std::vector<std::string> rows = on_terminal() ? wrapped(safe, columns(), 4) : std::vector{safe};
   std::string all = drawn_ ? "\r" : "";
   for (const std::string& row : rows) {
@@ -94,7 +95,7 @@ void TrainScreen::header_line(std::string_view name, std::string_view text) {
   constexpr size_t kIndent = 11;
   std::string label(name);
   label.resize(kIndent, ' ');
-  const std::string safe = printable(text);
+  const std::string safe = printable(text, Unprintable::Replaced);
   const size_t room = std::max(columns(), 2 * kIndent) - kIndent;
   const std::vector<std::string> rows = on_terminal() ? wrapped(safe, room, 0) : std::vector{safe};
   std::string all;

@@ -3,6 +3,7 @@
 
 #include <halfstep/error.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -24,11 +25,15 @@ class Faults {
     if (none()) return;
     if (messages_.size() == 1) throw Error(messages_.front());
     std::string all = std::to_string(messages_.size()) + " faults in the configuration:";
-    for (const std::string& message : messages_) all += "\n  " + message;
+    const size_t shown = std::min(messages_.size(), kMostShown);
+    for (size_t i = 0; i < shown; ++i) all += "\n  " + messages_[i];
+    if (shown < messages_.size()) all += "\n  and " + std::to_string(messages_.size() - shown) + " more";
     throw Error(all);
   }
 
  private:
+  static constexpr size_t kMostShown = 50;  // a screen of them, and enough to correct at a time
+
   std::vector<std::string> messages_;
 };
 

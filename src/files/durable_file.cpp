@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -51,6 +52,16 @@ OutputFile::OutputFile(std::filesystem::path path) : path_(std::move(path)), fil
   if (file_ < 0) throw_file_error("create", path_);
 }
 
+OutputFile::OutputFile(std::filesystem::path path, int file) : path_(std::move(path)), file_(file) {}
+
+OutputFile OutputFile::into_stream(std::filesystem::path path) {
+  // Appending: the standard output may be a regular file that has content. A terminal does not become ours.
+  const int file =
+      uninterrupted([&] { return ::open(path.c_str(), O_WRONLY | O_APPEND | O_NOCTTY | O_CLOEXEC); });
+  if (file < 0) throw_file_error("open", path);
+  return {std::move(path), file};
+}
+
 OutputFile::~OutputFile() {
   if (file_ >= 0) ::close(file_);
 }
@@ -93,7 +104,12 @@ void OutputFile::write_at(uint64_t offset, std::span<const std::byte> bytes) {
 
 void OutputFile::sync() {
   check_whole();
-  if (uninterrupted([&] { return ::fsync(file_); }) != 0) fail("sync");
+  if (uninterrupted([&] { return ::fsync(file_); }) == 0) return;
+  struct stat status{};
+  const int code = errno;
+  const bool cannot_be_synced = code == EINVAL && ::fstat(file_, &status) == 0 && !S_ISREG(status.st_mode);
+  errno = code;
+  if (!cannot_be_synced) fail("sync");
 }
 
 void OutputFile::close() {
@@ -102,15 +118,28 @@ void OutputFile::close() {
   if (::close(std::exchange(file_, -1)) != 0 && errno != EINTR) fail("close");
 }
 
-DurableFile::DurableFile(const std::filesystem::path& path) : path_(path), file_(open_aside(path)) {}
+bool is_stream(const std::filesystem::path& path) {
+  struct stat status{};
+  if (::stat(path.c_str(), &status) != 0 || S_ISDIR(status.st_mode)) return false;
+  if (!S_ISREG(status.st_mode)) return true;
+  // /dev/stdout is a link to /proc/self/fd/1, also where that is redirected into a regular file.
+  std::error_code no_link;
+  return std::filesystem::read_symlink(path, no_link).native().starts_with("/proc/");
+}
+
+DurableFile::DurableFile(const std::filesystem::path& path)
+    : path_(path),
+      streamed_(is_stream(path)),
+      file_(streamed_ ? OutputFile::into_stream(path) : open_aside(path)) {}
 
 DurableFile::~DurableFile() {
-  if (!renamed_) ::unlink(file_.path().c_str());
+  if (!streamed_ && !renamed_) ::unlink(file_.path().c_str());
 }
 
 void DurableFile::commit() {
   file_.sync();
   file_.close();
+  if (streamed_) return;
   if (::rename(file_.path().c_str(), path_.c_str()) != 0) throw_file_error("rename into place", path_);
   renamed_ = true;
   sync_folder(folder_of(path_));

@@ -18,6 +18,8 @@ class OutputFile {
  public:
   /// Refuses a name that exists, a link included.
   explicit OutputFile(std::filesystem::path path);
+  /// Opens what stands under that name and is no regular file: see is_stream.
+  static OutputFile into_stream(std::filesystem::path path);
   ~OutputFile();
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
@@ -28,13 +30,15 @@ class OutputFile {
   void write_at(uint64_t offset, std::span<const std::byte> bytes);
 
   /// Puts the bytes on the disk, once. After a failure the file is lost: Linux may have dropped the pages
-  /// that it could not write, and a second fsync would report success.
+  /// that it could not write, and a second fsync would report success. Pipes and most devices cannot be
+  /// synced: that is no failure.
   void sync();
   void close();
 
   const std::filesystem::path& path() const { return path_; }
 
  private:
+  OutputFile(std::filesystem::path path, int file);
   [[noreturn]] void fail(std::string_view doing);
   void check_whole() const;
 
@@ -43,9 +47,14 @@ class OutputFile {
   bool failed_ = false;
 };
 
+/// Whether the name leads to a device, a FIFO or a socket, or is a link to an open descriptor (/dev/stdout).
+/// What is written goes into it: renaming a file over it would destroy it.
+bool is_stream(const std::filesystem::path& path);
+
 /// Written aside, synced, and renamed into place by `commit`. Until then what stood under that name stays as
 /// it was; without `commit` nothing of the new file is left behind. Two processes that write one file each
-/// have a name aside of their own: the last to commit wins, whole.
+/// have a name aside of their own: the last to commit wins, whole. A stream is written directly, and what is
+/// written cannot be taken back.
 class DurableFile {
  public:
   explicit DurableFile(const std::filesystem::path& path);
@@ -55,6 +64,7 @@ class DurableFile {
 
   void write(std::span<const std::byte> bytes) { file_.write(bytes); }
 
+  /// Not for streams.
   void write_at(uint64_t offset, std::span<const std::byte> bytes) { file_.write_at(offset, bytes); }
 
   /// Bytes, name and folder are on the disk when this returns.
@@ -62,6 +72,7 @@ class DurableFile {
 
  private:
   std::filesystem::path path_;
+  bool streamed_;
   OutputFile file_;
   bool renamed_ = false;
 };

@@ -1,5 +1,7 @@
 #include "files/file_error.h"
 
+#include <halfstep/printable.h>
+
 #include <cerrno>
 #include <cstring>
 
@@ -33,8 +35,8 @@ std::string_view remedy(int code) {
 void throw_file_error(std::string_view doing, const std::filesystem::path& path) {
   const int code = errno;
   const char* const name = strerrorname_np(code);
-  throw FileError(detail::concat(path.string(), ": cannot ", doing, ": ", std::strerror(code), " (",
-                                 name ? name : "unknown", ").", remedy(code)),
+  throw FileError(detail::concat(printable(path.native(), Unprintable::Escaped), ": cannot ", doing, ": ",
+                                 std::strerror(code), " (", name ? name : "unknown", ").", remedy(code)),
                   code);
 }
 

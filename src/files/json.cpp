@@ -1,6 +1,7 @@
 #include "files/json.h"
 
 #include <halfstep/error.h>
+#include <halfstep/printable.h>
 
 #include <string>
 #include <vector>
@@ -42,7 +43,8 @@ class TreeBuilder : public nlohmann::json_sax<json> {
   bool parse_error(size_t, const std::string&, const json::exception& fault) override {
     // The message repeats the token at fault, however long it is.
     throw Error(
-        detail::concat(where_, ": is not valid JSON: ", std::string_view(fault.what()).substr(0, 300)));
+        detail::concat(where_, ": is not valid JSON: ",
+                       printable(std::string_view(fault.what()).substr(0, 300), Unprintable::Escaped)));
   }
 
  private:

@@ -85,10 +85,11 @@ SafetensorsFolder::SafetensorsFolder(const std::filesystem::path& folder, const 
     for (const TensorEntry& entry : file.entries()) {
       const auto told = index.file_of.find(entry.name);
       if (told == index.file_of.end()) {
-        mismatches.add(name, " holds ", files::in_quotes(entry.name), ", which the index does not name");
+        mismatches.add(files::in_quotes(name), " holds ", files::in_quotes(entry.name),
+                       ", which the index does not name");
       } else if (told->second != name) {
-        mismatches.add(name, " holds ", files::in_quotes(entry.name), ", which the index places in ",
-                       told->second);
+        mismatches.add(files::in_quotes(name), " holds ", files::in_quotes(entry.name),
+                       ", which the index places in ", files::in_quotes(told->second));
       } else {
         state_->places[entry.name] = {&file, &entry};
       }
@@ -100,7 +101,8 @@ SafetensorsFolder::SafetensorsFolder(const std::filesystem::path& folder, const 
   }
   for (const auto& [tensor, file] : index.file_of)
     if (!state_->places.contains(tensor))
-      mismatches.add("the index places ", files::in_quotes(tensor), " in ", file, ", which does not hold it");
+      mismatches.add("the index places ", files::in_quotes(tensor), " in ", files::in_quotes(file),
+                     ", which does not hold it");
   mismatches.check(index_path);
 }
 

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <unordered_set>
 
+#include "base/keyed_hash.h"
 #include "files/durable_file.h"
 #include "files/in_quotes.h"
 #include "files/safetensors_header.h"
@@ -68,7 +69,7 @@ std::string safetensors_header(const std::vector<TensorToWrite>& tensors,
     }
     text += '}';
   }
-  std::unordered_set<std::string_view> names;
+  std::unordered_set<std::string_view, KeyedHash, std::equal_to<>> names;
   uint64_t begin = 0;
   for (const TensorToWrite& tensor : tensors) {
     check_tensor(tensor, limits);

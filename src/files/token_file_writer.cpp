@@ -28,16 +28,27 @@ struct TokenFileWriter::State {
   }
 };
 
-TokenFileWriter::TokenFileWriter(const std::filesystem::path& path, TokenFormat format,
-                                 int64_t vocabulary_size)
-    : state_(new State{.path = path,
-                       .format = format,
-                       .vocabulary_size = vocabulary_size,
-                       .file = files::DurableFile(path)}) {
+namespace {
+
+// Before the file is opened: opening a pipe waits for its reader.
+void check_writable(const std::filesystem::path& path, TokenFormat format, int64_t vocabulary_size) {
   const int64_t most = bytes_per_token(format) == 2 ? int64_t{1} << 16 : int64_t{1} << 31;
   HALFSTEP_CHECK(vocabulary_size > 0 && vocabulary_size <= most, path.string(), ": a vocabulary of ",
                  vocabulary_size, " does not fit into ", to_string(format), ", whose ids have ",
                  8 * bytes_per_token(format), " bits. Use raw32 or llmc32.");
+  HALFSTEP_CHECK(
+      files::mark_of(format) == nullptr || !files::is_stream(path), path.string(),
+      ": is a pipe or a device, and llm.c's header counts the ids that follow it, which is known only "
+      "at the end. Write a regular file, or raw16 or raw32.");
+}
+
+}  // namespace
+
+TokenFileWriter::TokenFileWriter(const std::filesystem::path& path, TokenFormat format,
+                                 int64_t vocabulary_size) {
+  check_writable(path, format, vocabulary_size);
+  state_.reset(new State{
+      .path = path, .format = format, .vocabulary_size = vocabulary_size, .file = files::DurableFile(path)});
   state_->write_header();
 }
 

@@ -2,7 +2,9 @@
 #include <halfstep/event_file.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <string>
@@ -20,6 +22,7 @@ using log::AppendFile;
 using log::Message;
 
 constexpr size_t kKeptBytes = size_t{64} << 10;
+constexpr int kTimeDigits = 10;  // of Unix time, from 2001 to 2286
 
 // Field numbers of TensorFlow's event.proto and summary.proto.
 namespace event {
@@ -49,15 +52,33 @@ std::string host() {
   return name;
 }
 
-// Ten digits: TensorBoard reads the files of a folder in the order of their names.
+constexpr std::string_view kPrefix = "events.out.tfevents.";
+
+/// The latest time in the names of a folder's event files; 0 if there are none.
+int64_t latest_time_in(const std::filesystem::path& folder) {
+  int64_t latest = 0;
+  std::error_code unreadable;  // creating the file tells why
+  for (const auto& entry : std::filesystem::directory_iterator(folder, unreadable)) {
+    const std::string name = entry.path().filename().string();
+    if (!name.starts_with(kPrefix)) continue;
+    int64_t time = 0;
+    const char* const digits = name.data() + kPrefix.size();
+    const auto read = std::from_chars(digits, name.data() + name.size(), time);
+    if (read.ec == std::errc{} && read.ptr - digits == kTimeDigits) latest = std::max(latest, time);
+  }
+  return latest;
+}
+
+// TensorBoard reads the files of a folder in the order of their names. A file that was begun later comes
+// later, also in the same second and after the clock was set back: its time is then one more than the latest.
 AppendFile open_new(const std::filesystem::path& folder) {
   constexpr int kMostTries = 1000;
-  char time[24];
-  std::snprintf(time, sizeof time, "%010lld", static_cast<long long>(unix_time()));
-  const std::string name = detail::concat("events.out.tfevents.", time, ".", host());
-  for (int i = 0;; ++i) {
+  int64_t time = std::max(static_cast<int64_t>(unix_time()), latest_time_in(folder) + 1);
+  for (int i = 0;; ++i, ++time) {
+    char digits[24];
+    std::snprintf(digits, sizeof digits, "%0*lld", kTimeDigits, static_cast<long long>(time));
     try {
-      return AppendFile::create(folder / (i == 0 ? name : detail::concat(name, ".", i)));
+      return AppendFile::create(folder / detail::concat(kPrefix, digits, ".", host()));
     } catch (const FileError& error) {
       if (error.code() != EEXIST || i == kMostTries) throw;
     }

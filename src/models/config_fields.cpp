@@ -1,10 +1,22 @@
 #include "models/config_fields.h"
 
 #include <halfstep/error.h>
+#include <halfstep/printable.h>
 
 #include <cmath>
 
+#include "files/in_quotes.h"
+
 namespace halfstep::models {
+namespace {
+
+// A value of any length from a file of others.
+std::string shown(const nlohmann::json& field) {
+  constexpr size_t kMostBytes = 80;
+  return printable(files::beginning_of(field.dump(), kMostBytes), Unprintable::Escaped);
+}
+
+}  // namespace
 
 ConfigFields::ConfigFields(nlohmann::json fields, std::string where)
     : fields_(std::move(fields)), where_(std::move(where)) {
@@ -22,12 +34,12 @@ nlohmann::json ConfigFields::take(const char* name) {
 void ConfigFields::take(const char* name, int64_t& value) {
   const auto field = take(name);
   if (field.is_null()) return;
-  HALFSTEP_CHECK(field.is_number_integer(), where_, ": '", name, "' is ", field,
+  HALFSTEP_CHECK(field.is_number_integer(), where_, ": '", name, "' is ", shown(field),
                  ", expected a whole number.");
   const bool fits = field.is_number_unsigned() ? field.get<uint64_t>() <= uint64_t{kLargestSize}
                                                : field.get<int64_t>() >= 1;
-  HALFSTEP_CHECK(fits && field.get<int64_t>() >= 1, where_, ": '", name, "' is ", field, ", expected 1 to ",
-                 kLargestSize, ".");
+  HALFSTEP_CHECK(fits && field.get<int64_t>() >= 1, where_, ": '", name, "' is ", shown(field),
+                 ", expected 1 to ", kLargestSize, ".");
   value = field.get<int64_t>();
 }
 
@@ -40,30 +52,30 @@ void ConfigFields::take(const char* name, std::optional<int64_t>& value) {
 void ConfigFields::take(const char* name, double& value) {
   const auto field = take(name);
   if (field.is_null()) return;
-  HALFSTEP_CHECK(field.is_number(), where_, ": '", name, "' is ", field, ", expected a number.");
+  HALFSTEP_CHECK(field.is_number(), where_, ": '", name, "' is ", shown(field), ", expected a number.");
   value = field.get<double>();
-  HALFSTEP_CHECK(std::isfinite(value) && value >= 0, where_, ": '", name, "' is ", field,
+  HALFSTEP_CHECK(std::isfinite(value) && value >= 0, where_, ": '", name, "' is ", shown(field),
                  ", expected a finite number that is not negative.");
 }
 
 void ConfigFields::take(const char* name, bool& value) {
   const auto field = take(name);
   if (field.is_null()) return;
-  HALFSTEP_CHECK(field.is_boolean(), where_, ": '", name, "' is ", field, ", expected true or false.");
+  HALFSTEP_CHECK(field.is_boolean(), where_, ": '", name, "' is ", shown(field), ", expected true or false.");
   value = field.get<bool>();
 }
 
 void ConfigFields::take(const char* name, std::string& value) {
   const auto field = take(name);
   if (field.is_null()) return;
-  HALFSTEP_CHECK(field.is_string(), where_, ": '", name, "' is ", field, ", expected a text.");
+  HALFSTEP_CHECK(field.is_string(), where_, ": '", name, "' is ", shown(field), ", expected a text.");
   value = field.get<std::string>();
 }
 
 void ConfigFields::refuse(const char* name, const char* why, const nlohmann::json& harmless) {
   const auto found = fields_.find(name);
   if (found == fields_.end() || found->is_null() || *found == false || *found == harmless) return;
-  throw Error(detail::concat(where_, ": '", name, "' is ", found->dump().substr(0, 80), ": ", why));
+  throw Error(detail::concat(where_, ": '", name, "' is ", shown(*found), ": ", why));
 }
 
 }  // namespace halfstep::models

@@ -15,6 +15,8 @@
 
 #include <utility>
 
+#include "files/in_quotes.h"
+
 namespace halfstep::models {
 
 at::Tensor unfilled_parameter(torch::nn::Module& owner, const std::string& name, at::IntArrayRef sizes,
@@ -78,7 +80,8 @@ Activation activation_named(const std::string& name, const char* field) {
     if (known_name == name) return function;
     names += (names.empty() ? "" : ", ") + std::string(known_name);
   }
-  throw Error(detail::concat(field, ": '", name, "' is not implemented; these are: ", names, "."));
+  throw Error(
+      detail::concat(field, ": ", files::in_quotes(name), " is not implemented; these are: ", names, "."));
 }
 
 void draw_initial_values(torch::nn::Module& model, uint64_t seed, double deviation, double of_residual) {

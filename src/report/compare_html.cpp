@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <set>
 
 #include "report/html.h"
 #include "report/numbers.h"
@@ -18,6 +19,7 @@ using namespace report;
 using Runs = std::span<const RunHistory>;
 
 constexpr size_t kMostRuns = 8;  // that many colours can be told apart
+constexpr size_t kMostKeys = 300;
 constexpr int64_t kSmoothedParts = 50;
 
 int colour_of(size_t run) { return static_cast<int>(run) + 1; }
@@ -182,27 +184,35 @@ Keys keys_of(const std::string& configuration) {
 
 std::string configuration_differences(Runs runs) {
   std::vector<std::string> order;
+  std::set<std::string> seen;
   std::vector<std::map<std::string, std::string>> all;
   for (const RunHistory& run : runs) {
     all.emplace_back();
     for (const auto& [key, value] : keys_of(run.sittings.back().header.configuration)) {
-      if (std::ranges::find(order, key) == order.end()) order.push_back(key);
+      if (seen.insert(key).second) order.push_back(key);
       all.back()[key] = value;
     }
   }
   std::vector<std::vector<Cell>> rows;
+  int64_t left_out = 0;
   for (const std::string& key : order) {
     const auto value_in = [&](const auto& keys) { return keys.contains(key) ? keys.at(key) : std::string(); };
     if (std::ranges::all_of(all, [&](const auto& keys) { return value_in(keys) == value_in(all.front()); }))
       continue;
-    rows.push_back({{.html = "<code>" + escaped(key) + "</code>"}});
+    if (rows.size() == kMostKeys) {
+      ++left_out;
+      continue;
+    }
+    rows.push_back({{.html = "<code>" + bounded(key, 200) + "</code>"}});
     for (const auto& keys : all)
-      rows.back().push_back({.html = "<code>" + escaped(value_in(keys)) + "</code>"});
+      rows.back().push_back({.html = "<code>" + bounded(value_in(keys), 2000) + "</code>"});
   }
   std::vector<std::string> headings = {"key"};
   for (const RunHistory& run : runs) headings.push_back(escaped(run.name));
   return "<section><h2>What their configurations differ in</h2>" +
-         (rows.empty() ? "<p>Nothing.</p>" : table(headings, rows)) + "</section>\n";
+         (rows.empty() ? "<p>Nothing.</p>" : table(headings, rows)) +
+         (left_out == 0 ? "" : "<p class=\"note\">And in " + with_commas(left_out) + " keys more.</p>") +
+         "</section>\n";
 }
 
 }  // namespace

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "base/with_commas.h"
+#include "files/in_quotes.h"
 #include "log/log_text.h"
 #include "report/page_parts.h"
 
@@ -56,6 +58,13 @@ std::string escaped(std::string_view text) {
     }
   }
   return result;
+}
+
+std::string bounded(std::string_view text, size_t most) {
+  const std::string_view shown = files::beginning_of(text, most);
+  if (shown.size() == text.size()) return escaped(text);
+  return escaped(shown) + " <span class=\"quiet\">… (" +
+         with_commas(static_cast<int64_t>(text.size() - shown.size())) + " bytes more)</span>";
 }
 
 std::string json_text(std::string_view text) {

@@ -1,4 +1,5 @@
-// Text within HTML. Everything that comes from a log goes through `escaped`.
+// Text within HTML. Everything that comes from a log goes through `escaped`, and what has no limit of its own
+// through `bounded`: the size of a page does not depend on its log.
 #pragma once
 
 #include <string>
@@ -10,6 +11,9 @@ namespace halfstep::report {
 /// Fit for the text of an element and for an attribute in double quotes. Bytes that are not UTF-8 become
 /// U+FFFD, control characters their pictures (U+2400 on), and those that turn the direction of text, U+FFFD.
 std::string escaped(std::string_view text);
+
+/// `escaped`, of at most so many bytes of it; what was cut is counted.
+std::string bounded(std::string_view text, size_t most);
 
 /// A text as JSON within a script element: plain ASCII, without a "<".
 std::string json_text(std::string_view text);

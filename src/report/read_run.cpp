@@ -3,6 +3,7 @@
 
 #include <cerrno>
 #include <fstream>
+#include <memory>
 
 #include "files/file_error.h"
 #include "files/in_quotes.h"
@@ -13,6 +14,16 @@ namespace {
 
 using report::BadRecord;
 using report::Fields;
+
+/// A word that pages and sentences repeat. No version of Halfstep has written a longer one.
+const std::string& word_of(const Fields& fields, std::string_view name) {
+  constexpr size_t kMostBytes = 200;
+  const std::string& word = fields.text(name);
+  if (word.size() > kMostBytes)
+    throw BadRecord(
+        detail::concat("has a '", name, "' of ", word.size(), " bytes; at most ", kMostBytes, " are read."));
+  return word;
+}
 
 MemoryRecord memory_of(const Fields& fields) {
   MemoryRecord memory{.live_bytes = fields.integer("live_bytes"), .peak_bytes = fields.integer("peak_bytes")};
@@ -64,9 +75,10 @@ RunHistory::Sitting sitting_of(const Fields& fields) {
                                    RunLog::kSchema, ". Read it with the version that wrote it."));
   RunHistory::Sitting sitting{
       .after_step = fields.integer("step"),
-      .halfstep = fields.text("halfstep"),
+      .halfstep = word_of(fields, "halfstep"),
       .unix_time = fields.number("unix_time"),
-      .header = {.configuration = fields.text("configuration"), .machine = {}, .unit = fields.text("unit")}};
+      .header = {
+          .configuration = fields.text("configuration"), .machine = {}, .unit = word_of(fields, "unit")}};
   const Fields machine = fields.within("machine");
   for (const std::string_view name : machine.names())
     sitting.header.machine.emplace_back(name, machine.text(name));
@@ -79,7 +91,7 @@ class HistoryBuilder {
   explicit HistoryBuilder(RunHistory& run) : run_(run) {}
 
   void take(const Fields& fields) {
-    const std::string& kind = fields.text("kind");
+    const std::string& kind = word_of(fields, "kind");
     const int64_t step = fields.integer("step");
     if (step < latest_step_)
       throw BadRecord(detail::concat("is of step ", step, ", after one of step ", latest_step_, "."));
@@ -107,8 +119,10 @@ class HistoryBuilder {
                                   .saved_step = fields.integer("saved_step"),
                                   .tensor_bytes = fields.integer("tensor_bytes")});
     else if (kind == "end")
-      run_.sittings.back().end = RunHistory::End{
-          .step = step, .seconds = seconds(), .outcome = fields.text("outcome"), .why = fields.text("why")};
+      run_.sittings.back().end = RunHistory::End{.step = step,
+                                                 .seconds = seconds(),
+                                                 .outcome = word_of(fields, "outcome"),
+                                                 .why = fields.text("why")};
     else
       ++run_.unknown_kinds[kind];
   }
@@ -152,13 +166,18 @@ RunHistory read_run(const std::filesystem::path& folder) {
   RunHistory run{.name = name_of(folder)};
   HistoryBuilder builder(run);
   report::RecordReader reader;
-  int64_t number = 0;
-  for (std::string line; std::getline(file, line);) {
-    ++number;
-    run.last_line_cut = file.eof();  // it has no end of line: a process died there, or is writing it
-    if (run.last_line_cut) break;
+  // Not std::getline, which would first read a line of any length: a file may have a hole of terabytes.
+  constexpr size_t kMostLineBytes = size_t{16} << 20;
+  const auto line = std::make_unique_for_overwrite<char[]>(kMostLineBytes + 1);
+  for (int64_t number = 1;; ++number) {
+    file.getline(line.get(), static_cast<std::streamsize>(kMostLineBytes) + 1);
+    const auto bytes = static_cast<size_t>(file.gcount());
+    run.last_line_cut = file.eof() && bytes > 0;  // a process died there, or is writing it
+    if (file.eof() || file.bad()) break;
+    if (file.fail())
+      refuse(path, number, detail::concat("has more than ", kMostLineBytes, " bytes; it is no record."));
     try {
-      builder.take(Fields(reader, line));
+      builder.take(Fields(reader, std::string_view(line.get(), bytes - 1)));
     } catch (const BadRecord& fault) {
       refuse(path, number, fault.what());
     }

@@ -10,6 +10,8 @@ namespace {
 
 using namespace report;
 
+constexpr int64_t kMostKinds = 10;
+
 std::string outcome_badge(const RunHistory& run) {
   if (!run.end()) return "<span class=\"outcome open\">no end</span>";
   const std::string& outcome = run.end()->outcome;
@@ -54,9 +56,15 @@ std::string warnings(const RunHistory& run, const RunSummary& summary) {
     warn("The loss was NaN or infinite in " + counted(summary.not_finite, "step") +
          "; red bars at the upper edge of its plot show where.");
   if (run.last_line_cut) warn("The last line of the log is cut and left out: a record was being written.");
-  for (const auto& [kind, count] : run.unknown_kinds)
+  int64_t kinds = 0;
+  for (const auto& [kind, count] : run.unknown_kinds) {
+    if (++kinds > kMostKinds) break;
     warn(counted(count, "record") + " of the kind <code>" + escaped(kind) +
          "</code>, which this version does not know, are not shown.");
+  }
+  if (kinds > kMostKinds)
+    warn("Records of " + with_commas(std::ssize(run.unknown_kinds) - kMostKinds) +
+         " more kinds that this version does not know are not shown.");
   return html;
 }
 
@@ -71,7 +79,7 @@ std::string report_html(const RunHistory& run) {
   const RunSummary summary = summarize(run);
   std::string body = "<main>\n<header><div class=\"headline\"><h1>" + escaped(run.name) + "</h1>" +
                      outcome_badge(run) + "</div>\n";
-  if (!summary.trained.empty()) body += "<p class=\"trained\">" + escaped(summary.trained) + "</p>\n";
+  if (!summary.trained.empty()) body += "<p class=\"trained\">" + bounded(summary.trained, 400) + "</p>\n";
   body += "<p class=\"verdict\">" + escaped(summary.verdict) + "</p></header>\n";
   body += warnings(run, summary) + key_figures(run, summary);
   body += "<section><div class=\"plots training\">" + training_plots(run) + "</div></section>\n";

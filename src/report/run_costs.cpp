@@ -1,6 +1,7 @@
 // What a run took: time and memory.
 #include <algorithm>
 #include <array>
+#include <map>
 
 #include "report/html.h"
 #include "report/numbers.h"
@@ -9,6 +10,8 @@
 
 namespace halfstep::report {
 namespace {
+
+constexpr size_t kMostClasses = 100;
 
 struct Phase {
   const char* name;
@@ -93,32 +96,37 @@ std::string memory_table(const RunHistory& run) {
     std::string name;
     int64_t peak = 0, live = 0;
   };
-  std::vector<Class> classes;
+  std::map<std::string, Class> by_name;
   int64_t peak = 0, live = 0;
   for (const StepRecord& record : run.steps) {
     if (!record.memory) continue;
     peak = std::max(peak, record.memory->peak_bytes);
     live = record.memory->live_bytes;
     for (const MemoryRecord::Class& one : record.memory->classes) {
-      auto known = std::ranges::find(classes, one.name, &Class::name);
-      if (known == classes.end()) known = classes.insert(classes.end(), Class{.name = one.name});
-      known->peak = std::max(known->peak, one.peak_bytes);
-      known->live = one.live_bytes;
+      Class& known = by_name.try_emplace(one.name, Class{.name = one.name}).first->second;
+      known.peak = std::max(known.peak, one.peak_bytes);
+      known.live = one.live_bytes;
     }
   }
+  std::vector<Class> classes;
+  for (auto& [name, one] : by_name) classes.push_back(std::move(one));
   std::ranges::sort(classes, [](const Class& a, const Class& b) {
     return a.peak != b.peak ? a.peak > b.peak : a.name < b.name;
   });
+  const auto all_classes = std::ssize(classes);
+  classes.resize(std::min(classes.size(), kMostClasses));
   const double greatest = classes.empty() ? 1.0 : std::max(1.0, static_cast<double>(classes.front().peak));
   const auto cell = [](int64_t bytes) {
     return Cell{.html = bytes_text(static_cast<double>(bytes)), .number = true};
   };
   std::vector<std::vector<Cell>> rows;
   for (const Class& one : classes)
-    rows.push_back({{.html = escaped(one.name)},
+    rows.push_back({{.html = bounded(one.name, 200)},
                     {.html = bar(static_cast<double>(one.peak) / greatest, 1)},
                     cell(one.peak),
                     cell(one.live)});
+  if (all_classes > std::ssize(classes))
+    rows.push_back({{.html = with_commas(all_classes - std::ssize(classes)) + " more"}, {}, {}, {}});
   rows.push_back({{.html = "<b>all</b>"}, {.html = ""}, cell(peak), cell(live)});
   return "<div class=\"panel bars\"><h3>Memory by class</h3>" + table({"", "", "peak", "at the end"}, rows) +
          "<p class=\"note\">Classes have their peaks at different times, so these add up to more than the "

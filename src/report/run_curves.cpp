@@ -20,8 +20,13 @@ std::pair<int64_t, int64_t> step_range(const RunHistory& run) {
 Plot plot_of(const RunHistory& run, const std::string& title) {
   const auto [first, last] = step_range(run);
   Plot plot{.title = title, .first_step = first, .last_step = last};
-  for (const auto& sitting : std::span(run.sittings).subspan(1))
-    plot.resumed_after.push_back(sitting.after_step);
+  const double steps_per_column = static_cast<double>(std::max<int64_t>(1, last - first)) / kMostColumns;
+  for (const auto& sitting : std::span(run.sittings).subspan(1)) {
+    const int64_t step = std::clamp(sitting.after_step, first, last);
+    const bool in_next_column = plot.resumed_after.empty() ||
+                                static_cast<double>(step - plot.resumed_after.back()) >= steps_per_column;
+    if (in_next_column) plot.resumed_after.push_back(step);
+  }
   return plot;
 }
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <ctime>
 #include <map>
+#include <set>
 #include <span>
 
 #include "report/html.h"
@@ -15,7 +16,7 @@ namespace {
 constexpr int64_t kFewRows = 10;
 constexpr int64_t kMostSkipped = 200, kMostEvaluations = 40, kMostSamples = 12, kMostNotes = 100,
                   kMostSittings = 50;
-constexpr size_t kMostSampleBytes = 4000, kMostTextBytes = 64000;
+constexpr size_t kMostSampleBytes = 4000, kMostTextBytes = 64000, kMostMachineRows = 100;
 
 using Rows = std::vector<std::vector<Cell>>;
 
@@ -32,15 +33,6 @@ std::string left_out(int64_t shown, int64_t all, const std::string& which) {
          "; log.jsonl has all.</p>\n";
 }
 
-/// A stranger's text of bounded length, cut between characters, with what was cut counted.
-std::string bounded(const std::string& text, size_t most) {
-  if (text.size() <= most) return escaped(text);
-  size_t end = most;
-  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;  // 10xxxxxx continues one
-  return escaped(std::string_view(text).substr(0, end)) + " <span class=\"quiet\">… (" +
-         with_commas(static_cast<int64_t>(text.size() - end)) + " bytes more)</span>";
-}
-
 template <typename Record>
 std::span<const Record> last_of(const std::vector<Record>& records, int64_t most) {
   return std::span(records).last(static_cast<size_t>(std::min<int64_t>(most, std::ssize(records))));
@@ -55,13 +47,11 @@ std::string date_of(double unix_time) {
   return {text, std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S UTC", &parts)};
 }
 
-std::vector<std::string> lines_of(const std::string& text) {
-  std::vector<std::string> lines;
-  size_t begin = 0;
-  for (size_t end = text.find('\n'); begin < text.size(); end = text.find('\n', begin)) {
-    lines.push_back(text.substr(begin, end - begin));
-    if (end == std::string::npos) break;
-    begin = end + 1;
+std::vector<std::string_view> lines_of(std::string_view text) {
+  std::vector<std::string_view> lines;
+  while (!text.empty()) {
+    lines.push_back(text.substr(0, text.find('\n')));
+    text.remove_prefix(std::min(lines.back().size() + 1, text.size()));
   }
   return lines;
 }
@@ -71,12 +61,21 @@ std::string changed_lines(const std::string& before, const std::string& after) {
   const auto old_lines = lines_of(before), new_lines = lines_of(after);
   std::string text;
   const auto list = [&](const auto& from, const auto& other, const char* sign) {
-    for (const std::string& line : from)
-      if (std::ranges::find(other, line) == other.end()) text += sign + line + "\n";
+    const std::set<std::string_view> in_other(other.begin(), other.end());
+    for (const std::string_view line : from)
+      if (!in_other.contains(line)) text.append(sign).append(line).append("\n");
   };
   list(old_lines, new_lines, "- ");
   list(new_lines, old_lines, "+ ");
   return text;
+}
+
+Rows machine_rows(const RunHistory::Sitting& sitting) {
+  Rows rows;
+  for (const auto& [name, value] :
+       std::span(sitting.header.machine).first(std::min(kMostMachineRows, sitting.header.machine.size())))
+    rows.push_back({{.html = bounded(name, 200)}, {.html = bounded(value, 2000)}});
+  return rows;
 }
 
 }  // namespace
@@ -94,8 +93,9 @@ std::string skipped_section(const RunHistory& run) {
       std::ranges::max_element(by_parameter, {}, [](const auto& entry) { return entry.second; });
   std::string body = "<p>The optimizer did not step, and the weights stayed as they were. ";
   if (skipped.size() > 1 && !most->first.empty())
-    body += "Most often the first gradient that was not finite was that of <code>" + escaped(most->first) +
-            "</code>: " + with_commas(most->second) + " of " + with_commas(std::ssize(skipped)) + ". ";
+    body += "Most often the first gradient that was not finite was that of <code>" +
+            bounded(most->first, 200) + "</code>: " + with_commas(most->second) + " of " +
+            with_commas(std::ssize(skipped)) + ". ";
   body += "</p>\n";
   Rows rows;
   const auto shown = std::min<int64_t>(kMostSkipped, std::ssize(skipped));
@@ -174,7 +174,7 @@ std::string sitting_section(const RunHistory& run) {
   }
   std::string body = table({"after step", "began", "Halfstep", "ended"}, rows) +
                      left_out(std::ssize(rows), std::ssize(run.sittings), "last");
-  for (size_t i = 1; i < run.sittings.size(); ++i) {
+  for (size_t i = std::max<size_t>(1, run.sittings.size() - rows.size()); i < run.sittings.size(); ++i) {
     const std::string changed =
         changed_lines(run.sittings[i - 1].header.configuration, run.sittings[i].header.configuration);
     if (!changed.empty())
@@ -191,17 +191,13 @@ std::string configuration_section(const RunHistory& run) {
 }
 
 std::string machine_section(const RunHistory& run) {
-  Rows rows;
-  for (const auto& [name, value] : run.sittings.back().header.machine)
-    rows.push_back({{.html = escaped(name)}, {.html = bounded(value, 2000)}});
+  const RunHistory::Sitting &first = run.sittings.front(), &last = run.sittings.back();
+  const Rows rows = machine_rows(last);
   if (rows.empty()) return "";
-  std::string body = table({"", ""}, rows);
-  if (run.sittings.size() > 1 && run.sittings.front().header.machine != run.sittings.back().header.machine) {
-    Rows first;
-    for (const auto& [name, value] : run.sittings.front().header.machine)
-      first.push_back({{.html = escaped(name)}, {.html = bounded(value, 2000)}});
-    body += "<p>It began on another:</p>" + table({"", ""}, first);
-  }
+  std::string body =
+      table({"", ""}, rows) + left_out(std::ssize(rows), std::ssize(last.header.machine), "first");
+  if (first.header.machine != last.header.machine)
+    body += "<p>It began on another:</p>" + table({"", ""}, machine_rows(first));
   return section("Machine", body);
 }
 

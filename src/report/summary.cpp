@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "files/in_quotes.h"
 #include "report/figures.h"
 #include "report/numbers.h"
 
@@ -52,6 +53,9 @@ std::optional<RunConfig> configuration_of(const RunHistory& run) {
 
 namespace {
 
+// An error's message, and some lists of tensors within one.
+constexpr size_t kMostReasonBytes = 4000;
+
 using report::counted;
 using report::digits;
 using report::Point;
@@ -82,7 +86,9 @@ std::string how_it_ended(const RunHistory& run, const RunSummary& summary) {
   const std::string steps =
       with_commas(summary.last_step) + of_planned + " steps in " + report::duration(summary.seconds);
   if (!run.end()) return "After " + steps + " the log has no last word: the run was killed, or it goes on. ";
-  const std::string why = run.end()->why.empty() ? "." : ": " + run.end()->why;
+  const std::string_view reason = files::beginning_of(run.end()->why, kMostReasonBytes);
+  const std::string cut = reason.size() < run.end()->why.size() ? "…" : "";
+  const std::string why = reason.empty() ? "." : ": " + std::string(reason) + cut;
   const std::string stop = why.ends_with('.') ? " " : ". ";
   if (run.end()->outcome == "done") return "Done: " + steps + ". ";
   if (run.end()->outcome == "interrupted") return "Interrupted after " + steps + why + stop;

@@ -3,16 +3,24 @@
 
 #include <ATen/core/Tensor.h>
 #include <halfstep/error.h>
+#include <halfstep/printable.h>
 
 #include <string>
 
+#include "base/with_commas.h"
+
 namespace halfstep {
 
+/// Names of tensors come from files of others: each fault is one printable line, and a file of a hundred
+/// thousand wrong names does not fill the screen.
 class Faults {
  public:
   template <typename... Parts>
   void expect(bool holds, const Parts&... parts) {
-    if (!holds) text_ += detail::concat("\n  ", parts...);
+    if (holds || ++count_ > kMostShown) return;
+    const std::string line = detail::concat(parts...);
+    text_ += "\n  " + printable(line.substr(0, kMostLineBytes), Unprintable::Escaped);
+    if (line.size() > kMostLineBytes) text_ += "...";
   }
 
   /// That a saved tensor has the type and shape of the one it goes into.
@@ -24,11 +32,16 @@ class Faults {
   }
 
   void throw_if_any(const char* whose) const {
-    HALFSTEP_CHECK(text_.empty(), whose, ": this state does not fit:", text_);
+    HALFSTEP_CHECK(count_ == 0, whose, ": this state does not fit:", text_,
+                   count_ > kMostShown ? "\n  and " + with_commas(count_ - kMostShown) + " more" : "");
   }
 
  private:
+  static constexpr int64_t kMostShown = 10;
+  static constexpr size_t kMostLineBytes = 1000;
+
   std::string text_;
+  int64_t count_ = 0;
 };
 
 }  // namespace halfstep

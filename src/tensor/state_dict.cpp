@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "files/in_quotes.h"
+
 namespace halfstep {
 namespace {
 
@@ -14,9 +16,10 @@ const char* kind_of(const StateDict::Value& value) {
 template <typename Kind, typename Values>
 const Kind& find(const Values& values, std::string_view name) {
   const auto found = values.find(name);
-  HALFSTEP_CHECK(found != values.end(), "state has no '", name, "'");
+  HALFSTEP_CHECK(found != values.end(), "state has no ", files::in_quotes(name));
   const Kind* value = std::get_if<Kind>(&found->second);
-  HALFSTEP_CHECK(value, "state '", name, "' is ", kind_of(found->second), ", expected ", kind_of(Kind{}));
+  HALFSTEP_CHECK(value, "state ", files::in_quotes(name), " is ", kind_of(found->second), ", expected ",
+                 kind_of(Kind{}));
   return *value;
 }
 

@@ -6,9 +6,9 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
+#include "base/keyed_hash.h"
 #include "text/added_tokens.h"
 #include "text/bpe.h"
 #include "text/pattern.h"
@@ -25,9 +25,9 @@ struct Stage {
 };
 
 struct Definition {
-  std::vector<std::optional<std::string>> bytes_of_id;   ///< nothing where the ids have a gap
-  std::unordered_map<std::string, int32_t> id_of_bytes;  ///< of the vocabulary's tokens
-  std::unordered_map<std::string, int32_t> id_of_added;  ///< of added tokens
+  std::vector<std::optional<std::string>> bytes_of_id;  ///< nothing where the ids have a gap
+  TextMap<int32_t> id_of_bytes;                         ///< of the vocabulary's tokens
+  TextMap<int32_t> id_of_added;                         ///< of added tokens
   BpeModel model;
   bool whole_words_first = false;  ///< `ignore_merges`: a word that is a token is that token
   AddedTokens first_added;         ///< looked for first: not `normalized`

@@ -39,7 +39,7 @@ void DefinitionBuilder::add_to_vocabulary(const std::string& token, int64_t id) 
 }
 
 int32_t DefinitionBuilder::id_in_vocabulary(std::string_view token, std::string_view of_what) const {
-  const auto found = id_of_token_.find(std::string(token));
+  const auto found = id_of_token_.find(token);
   HALFSTEP_CHECK(found != id_of_token_.end(), where_, ": merge ", merges_.size(), " ", of_what, " ",
                  in_quotes(token), ", which the vocabulary has not.");
   return found->second;

@@ -32,10 +32,10 @@ class DefinitionBuilder {
   void set_bytes(int32_t id, std::string bytes);
 
   std::string where_;
-  std::unordered_map<std::string, int32_t> id_of_token_;
+  TextMap<int32_t> id_of_token_;
   std::vector<std::optional<std::string>> bytes_of_id_;
   std::vector<Merge> merges_;
-  std::unordered_map<std::string, int32_t> id_of_added_;
+  TextMap<int32_t> id_of_added_;
   int64_t last_added_ = -1;
   size_t added_bytes_ = 0;
   AddedTokens first_added_, second_added_;

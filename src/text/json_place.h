@@ -68,8 +68,8 @@ class Place {
                    files::in_quotes(value.dump()), " is not known to this Halfstep; null is.");
   }
   [[noreturn]] void refuse_type(std::string_view known) const {
-    detail::throw_error(detail::concat(where_, ": the type '", at("type").text(),
-                                       "' is not known to this Halfstep. Known: ", known, "."));
+    detail::throw_error(detail::concat(where_, ": the type ", files::in_quotes(at("type").text()),
+                                       " is not known to this Halfstep. Known: ", known, "."));
   }
 
  private:

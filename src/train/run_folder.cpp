@@ -121,11 +121,10 @@ FolderClaim::FolderClaim(const fs::path& folder) : folder_(folder), made_(!fs::e
 
 FolderClaim::~FolderClaim() {
   std::error_code ignored;
-  if (!made_) return;
   for (const auto& entry : fs::directory_iterator(folder_, ignored))
     if (entry.path().filename() != ".lock") return;
   fs::remove(folder_ / ".lock", ignored);
-  fs::remove(folder_, ignored);
+  if (made_) fs::remove(folder_, ignored);
 }
 
 RunFolder::RunFolder(const ResolvedConfig& resolved, const fs::path& folder, std::optional<int64_t> from_step)
@@ -151,10 +150,9 @@ RunFolder::RunFolder(const ResolvedConfig& resolved, const fs::path& folder, std
 void RunFolder::begin(const std::string& unit, RunWatcher& watcher) {
   watcher_ = &watcher;
   if (checkpoint_) {
-    for (const int64_t step : checkpoints_.steps())
-      HALFSTEP_CHECK(step <= step_ || !files::is_pinned(folder_ / "checkpoints", step), folder_.string(),
-                     ": the checkpoint of step ", step, " is pinned, and going on from step ", step_,
-                     " would remove it. Unpin it, or copy it elsewhere.");
+    HALFSTEP_CHECK(!has_pinned_after(step_), folder_.string(), ": a checkpoint after step ", step_,
+                   " is pinned, and going on from there would remove it. Unpin it, or copy it elsewhere; "
+                   "'halfstep checkpoint ls' shows which.");
     checkpoints_.remove_newer_than(step_);
     checkpoint_.reset();  // its tensors take as much memory as the run's
   } else if (const int64_t last = RunLog::last_step(folder_); last > 0) {
@@ -342,6 +340,13 @@ std::optional<int64_t> RunFolder::healthy_step(int64_t most) const {
     if (summarize_checkpoint(folder_ / "checkpoints", step).healthy) found = step;
   }
   return found;
+}
+
+bool RunFolder::has_pinned_after(int64_t step) const {
+  const std::vector<int64_t> steps = checkpoints_.steps();
+  return std::any_of(steps.begin(), steps.end(), [&](int64_t each) {
+    return each > step && files::is_pinned(folder_ / "checkpoints", each);
+  });
 }
 
 Checkpoint RunFolder::go_back_to(int64_t step, const std::string& unit) {

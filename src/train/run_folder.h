@@ -87,6 +87,8 @@ class RunFolder {
   /// The last healthy checkpoint that is at most of this step, else the oldest healthy one; none if there is
   /// none.
   std::optional<int64_t> healthy_step(int64_t most) const;
+  /// Whether going back to a step would remove a checkpoint that somebody has pinned.
+  bool has_pinned_after(int64_t step) const;
   /// Goes back to a checkpoint: what is newer goes, in the log too.
   Checkpoint go_back_to(int64_t step, const std::string& unit);
 

@@ -14,7 +14,7 @@ class Trace {
   Trace(const Trace&) = delete;
   Trace& operator=(const Trace&) = delete;
 
-  /// For chrome://tracing and ui.perfetto.dev.
+  /// For chrome://tracing and ui.perfetto.dev. Whole, or a FileError and no file.
   void write(const std::filesystem::path& path);
 
  private:

@@ -202,7 +202,7 @@ class Trainer::Impl::Run {
     if (target && went_back_to_ == target) target = folder_.healthy_step(*target - 1);
     const bool may_go_back =
         config_.train.on_divergence == "rollback" && training_.rollbacks() < config_.train.most_rollbacks;
-    if (!may_go_back || !target) {
+    if (!may_go_back || !target || folder_.has_pinned_after(*target)) {
       const std::string remedy =
           target ? detail::concat(" The checkpoint of step ", *target, " is from before: --from-step ",
                                   *target, " goes on from it.")

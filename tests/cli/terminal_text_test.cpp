@@ -5,20 +5,6 @@
 namespace halfstep::cli {
 namespace {
 
-TEST(TerminalText, ControlCharactersAndBrokenBytesAreReplaced) {
-  EXPECT_EQ(printable("a\033[2Jb"), "a\uFFFD[2Jb");
-  EXPECT_EQ(printable("a\nb\tc"), "a b c");
-  EXPECT_EQ(printable("\xC2\x9B"
-                      "1m"),
-            "\uFFFD"
-            "1m");                                   // C1: another way to write ESC [
-  EXPECT_EQ(printable("\u202Eevil"), "\uFFFDevil");  // would be shown from right to left
-  EXPECT_EQ(printable("\xFF\xC3"), "\uFFFD\uFFFD");
-  EXPECT_EQ(printable("\xED\xA0\x80"), "\uFFFD\uFFFD\uFFFD");  // a surrogate
-  EXPECT_EQ(printable("\xC0\xAF"), "\uFFFD\uFFFD");            // overlong
-  EXPECT_EQ(printable("é漢👍"), "é漢👍");
-}
-
 TEST(TerminalText, ColumnsAreThoseOfUnicodesEastAsianWidth) {
   EXPECT_EQ(columns_of("abc"), 3u);
   EXPECT_EQ(columns_of("é"), 1u);

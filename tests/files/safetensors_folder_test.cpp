@@ -102,14 +102,14 @@ TEST(SafetensorsFolder, AllDisagreementsAreToldAtOnce) {
       R"({"weight_map":{"a":"x.safetensors","b":"y.safetensors","moved":"y.safetensors","lost":"x.safetensors"}})");
   const std::string message = error_of([&] { SafetensorsFolder{scratch.path()}; });
   EXPECT_NE(message.find("disagree on 4 tensors"), std::string::npos) << message;
-  EXPECT_NE(message.find("x.safetensors holds 'stray', which the index does not name"), std::string::npos)
+  EXPECT_NE(message.find("'x.safetensors' holds 'stray', which the index does not name"), std::string::npos)
       << message;
-  EXPECT_NE(message.find("x.safetensors holds 'moved', which the index places in y.safetensors"),
+  EXPECT_NE(message.find("'x.safetensors' holds 'moved', which the index places in 'y.safetensors'"),
             std::string::npos)
       << message;
-  EXPECT_NE(message.find("places 'moved' in y.safetensors, which does not hold it"), std::string::npos)
+  EXPECT_NE(message.find("places 'moved' in 'y.safetensors', which does not hold it"), std::string::npos)
       << message;
-  EXPECT_NE(message.find("places 'lost' in x.safetensors, which does not hold it"), std::string::npos)
+  EXPECT_NE(message.find("places 'lost' in 'x.safetensors', which does not hold it"), std::string::npos)
       << message;
 }
 

@@ -115,6 +115,32 @@ TEST(EventFile, TensorBoardForgetsTheStepsThatAResumedRunRepeats) {
   EXPECT_EQ(values, (std::vector<double>{1, 1, 1, 2, 2, 2}));
 }
 
+TEST(EventFile, ResumedRunIsReadLastAlsoIfTheClockWasSetBack) {
+  const testing::ScratchFolder run;
+  std::vector<std::filesystem::path> paths;
+  for (int64_t start = 0; start < 12; ++start) {  // more than one digit of them within a second
+    EventFile file(run.path(), start == 0 ? std::nullopt : std::optional(start));
+    for (int64_t step = start + 1; step <= start + 3; ++step)
+      file.scalar("loss", static_cast<double>(start), step);
+    file.flush();
+    paths.push_back(file.path());
+    if (start > 0) continue;
+    // A run of tomorrow, as it looks once the clock is set back by a day.
+    const std::string name = file.path().filename().string();
+    const std::string tomorrow = std::to_string(std::stoll(name.substr(20, 10)) + 86400);
+    paths.back() = run.path() / (name.substr(0, 20) + tomorrow + name.substr(30));
+    std::filesystem::rename(file.path(), paths.back());
+  }
+  EXPECT_TRUE(std::ranges::is_sorted(paths));
+  const json told = ask("events", run.path())["scalars"]["loss"];
+  ASSERT_EQ(told.size(), 14u) << told;
+  for (int64_t step = 1; step <= 14; ++step) {
+    EXPECT_EQ(told[static_cast<size_t>(step - 1)][0].get<int64_t>(), step);
+    EXPECT_EQ(number(told[static_cast<size_t>(step - 1)][1]),
+              std::min<double>(static_cast<double>(step - 1), 11));
+  }
+}
+
 TEST(EventFile, HoldsNothingBackAfterAFlush) {
   const testing::ScratchFolder run;
   EventFile file(run.path());

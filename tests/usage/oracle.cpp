@@ -74,6 +74,7 @@ void GradientOracle::load(const Snapshot& present) {
 
 at::Tensor GradientOracle::perturb(const at::Tensor& x, bool perturbed) {
   if (!perturbed) {
+    largest_activation_ = std::max(largest_activation_, x.detach().abs().max().item<double>());
     if (x.requires_grad())
       x.register_hook(
           [this](const at::Tensor& grad) { largest_ = std::max(largest_, grad.abs().max().item<double>()); });
@@ -83,6 +84,31 @@ at::Tensor GradientOracle::perturb(const at::Tensor& x, bool perturbed) {
   if (y.requires_grad())
     y.register_hook([this](const at::Tensor& grad) { return grad * noise_like(grad, unit_, random_); });
   return y;
+}
+
+/// A norm divides by the deviation of its input, which is saved as it is. The input that is saved beside it
+/// is off by `unit` of its size: where the deviation is smaller than that, the derivative is noise.
+void GradientOracle::note_norm_error(int layer, const at::Tensor& x) {
+  const double unit = compression_of_layer(program_, layer);
+  if (unit == 0) return;
+  std::vector<int64_t> over;  // of batch, length and width; of a group, one channel: no larger a deviation
+  switch (program_.layers[static_cast<size_t>(layer)].kind) {
+    case LayerKind::LayerNorm:
+      over = {2};
+      break;
+    case LayerKind::GroupNorm:
+    case LayerKind::InstanceNorm:
+      over = {1};
+      break;
+    case LayerKind::BatchNorm1d:
+    case LayerKind::BatchNorm2d:
+      over = {0, 1};
+      break;
+    default:
+      return;
+  }
+  const at::Tensor deviation = (x.var(over, /*unbiased=*/false) + 1e-5).sqrt();
+  norm_error_ = std::max(norm_error_, unit * (x.abs().amax(over) / deviation).max().item<double>());
 }
 
 at::Tensor GradientOracle::forward(const Batch& batch, bool perturbed, bool compressed) {
@@ -104,6 +130,7 @@ at::Tensor GradientOracle::forward(const Batch& batch, bool perturbed, bool comp
       at::AutoGradMode grad(true);
       x = off + value;
     } else {
+      if (!perturbed) note_norm_error(i, x);
       x = model_.layer(i, x);
     }
     x = perturb(x, perturbed);
@@ -172,9 +199,11 @@ Expected GradientOracle::gradients(const Snapshot& present, const std::vector<Mi
     expected.buffers.emplace_back(size_t{1} << depth,
                                   start.is_floating_point() ? start.to(at::kDouble) : start.clone());
   }
-  largest_ = 0;
+  largest_ = largest_activation_ = norm_error_ = 0;
   expected.grads = run(false, false);
   expected.largest = largest_;
+  expected.largest_activation = largest_activation_;
+  expected.norm_error = norm_error_;
   for (const at::Tensor& grad : expected.grads)
     if (grad.defined()) {
       expected.finite = expected.finite && grad.isfinite().all().item<bool>();
@@ -273,14 +302,15 @@ at::Tensor block_largest(const at::Tensor& values) {
 }
 
 /// How far a moment that was stored may be from what was computed. BF16: rounded up or down, one unit of
-/// 2^-7. Eight bits: 3 bits of significand in the first and 4 in the second; below the codes' normal range a
-/// unit of 2^-17 or 2^-18 of the block's scale, which is at most twice the block's largest.
+/// 2^-7, or of 2^-133 below the normal numbers. Eight bits: 3 bits of significand in the first and 4 in the
+/// second; below the codes' normal range a unit of 2^-17 or 2^-18 of the block's scale, which is at most
+/// twice the block's largest.
 at::Tensor moment_rounding(Moments storage, const at::Tensor& moment, bool second) {
   switch (storage) {
     case Moments::Fp32:
       return at::zeros_like(moment);
     case Moments::Bf16:
-      return moment.abs() * 0x1p-7;
+      return moment.abs() * 0x1p-7 + 0x1p-133;
     case Moments::Blockwise8:
       return at::maximum(moment.abs() * (second ? 0x1p-4 : 0x1p-3),
                          block_largest(moment) * (second ? 0x1p-17 : 0x1p-16));

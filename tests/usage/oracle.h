@@ -37,7 +37,10 @@ struct Expected {
   std::vector<double> compression;  ///< the same for perturbed saved activations
   std::vector<double> magnitude;    ///< sum of the norms of the micro-batches' gradients
   bool finite = true;
-  double largest = 0;  ///< magnitude of any gradient, of layer outputs too
+  double largest = 0;             ///< magnitude of any gradient, of layer outputs too
+  double largest_activation = 0;  ///< magnitude of any layer's output
+  /// Of norms whose saved input is compressed: the error of the input in units of its deviation, at most.
+  double norm_error = 0;
   /// Buffers after the step, by how often each forward was run: [buffer][runs - 1].
   std::vector<std::vector<at::Tensor>> buffers;
   std::vector<double> buffer_sensitivity;
@@ -67,6 +70,7 @@ class GradientOracle {
   void load(const Snapshot& present);
   at::Tensor forward(const Batch& batch, bool perturbed, bool compressed);
   at::Tensor perturb(const at::Tensor& x, bool perturbed);
+  void note_norm_error(int layer, const at::Tensor& x);
 
   Program program_;
   Model model_;
@@ -74,6 +78,8 @@ class GradientOracle {
   at::Generator random_;
   double unit_;
   double largest_ = 0;
+  double largest_activation_ = 0;
+  double norm_error_ = 0;
   /// The largest so far; the first two in proportion to the gradient.
   std::vector<double> sensitivity_, compression_, buffer_sensitivity_;
 };

@@ -99,7 +99,6 @@ uint64_t Random::next() {  // SplitMix64
 
 bool is_edit(Action action) { return action <= Action::LoadModuleState; }
 bool is_injection(Action action) { return action >= Action::InfInput && action <= Action::LargeInput; }
-bool is_norm(LayerKind kind) { return kind >= LayerKind::LayerNorm && kind <= LayerKind::RmsNorm; }
 bool has_parameters(LayerKind kind) { return kind < LayerKind::Dropout; }
 bool is_compression(RegionKind kind) {
   return kind == RegionKind::CompressBf16 || kind == RegionKind::CompressE4M3 ||
@@ -111,6 +110,8 @@ bool is_checkpoint(RegionKind kind) {
 }
 
 namespace {
+
+bool is_norm(LayerKind kind) { return kind >= LayerKind::LayerNorm && kind <= LayerKind::RmsNorm; }
 
 bool is_attention(const Layer& layer) {
   return layer.kind == LayerKind::Attention || layer.kind == LayerKind::MultiheadAttention;

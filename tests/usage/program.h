@@ -176,7 +176,6 @@ std::string_view name(Company);
 
 bool is_edit(Action action);
 bool is_injection(Action action);
-bool is_norm(LayerKind kind);
 bool has_parameters(LayerKind kind);
 bool is_checkpoint(RegionKind kind);
 bool is_compression(RegionKind kind);
