@@ -211,6 +211,16 @@ class Session {
                        [](const Region& region) { return is_compression(region.kind); });
   }
 
+  /// Scores of attention are sums of up to 16 products of activations, rounded in FP32: with activations
+  /// above 256 by 16 * 256^2 * 2^-24 = 2^-4 and more, which exp makes as much of each weight, and no first
+  /// order tells what a step further becomes of that. Such are runs that have diverged.
+  bool attention_jumps(const Expected& expected) const {
+    return expected.largest_activation > 256 &&
+           std::any_of(program_.layers.begin(), program_.layers.end(), [](const Layer& layer) {
+             return layer.kind == LayerKind::Attention || layer.kind == LayerKind::MultiheadAttention;
+           });
+  }
+
   double low_unit() const { return program_.weights == Weights::Fp32 ? 0 : rounding_unit(program_.compute); }
   /// Half of the smallest step of FP16; BF16 reaches as low as FP32.
   double smallest() const {
@@ -460,7 +470,7 @@ class Session {
       for (const Region& region : program_.regions) bound += compression_unit(region.kind) * norm;
       // Where terms cancel, as before a norm that undoes the weight, roundings are as large as what is left:
       // no wrong gradient can be told from a right one. Counted, and held to be finite.
-      if (!(bound <= 0.5 * norm) || expected.norm_error > kLargestNormError) {
+      if (!(bound <= 0.5 * norm) || expected.norm_error > kLargestNormError || attention_jumps(expected)) {
         ++verdict_.uninformative;
         expect(result.grads[i].isfinite().all().item<bool>(), "gradient", names_[i], ": not finite");
         continue;

@@ -1,6 +1,7 @@
 // usage_fuzz: random small training programs through Halfstep and through an FP64 oracle.
 //
 //   usage_fuzz --seconds 60 --jobs 2          new programs, as many as the time allows
+//   usage_fuzz --seconds 60 --first           the same until one disagrees, which is not shrunk
 //   usage_fuzz --program 123456               one program again
 //   usage_fuzz --program 123456 --print       its C++ source
 #include <poll.h>
@@ -39,16 +40,16 @@ struct Options {
   int jobs = 1;
   std::string json;
   uint64_t program = 0;
-  bool one_program = false, print = false;
+  bool one_program = false, print = false, first = false;
   std::vector<std::string> without;
 };
 
 [[noreturn]] void usage_error(const std::string& what) {
-  std::cerr
-      << "usage_fuzz: " << what
-      << "\nusage: usage_fuzz [--seconds N] [--seed S] [--jobs N] [--json FILE|-] [--without FEATURE]...\n"
-         "       usage_fuzz --program SEED [--print] [--without FEATURE]...\n"
-         "       usage_fuzz --features\n";
+  std::cerr << "usage_fuzz: " << what
+            << "\nusage: usage_fuzz [--seconds N] [--seed S] [--jobs N] [--json FILE|-] [--first] [--without "
+               "FEATURE]...\n"
+               "       usage_fuzz --program SEED [--print] [--without FEATURE]...\n"
+               "       usage_fuzz --features\n";
   std::exit(2);
 }
 
@@ -79,6 +80,8 @@ Options parse(int argc, char** argv) {
       options.program = number(), options.one_program = true;
     } else if (key == "--print") {
       options.print = true;
+    } else if (key == "--first") {
+      options.first = true;
     } else if (key == "--without") {
       options.without.push_back(value());
     } else if (key == "--features") {
@@ -280,7 +283,10 @@ class Parent {
                                           PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
     workers_.resize(static_cast<size_t>(options_.jobs));
     for (int i = 0; i < options_.jobs; ++i) launch(i, options_.seed + static_cast<uint64_t>(i));
-    while (std::any_of(workers_.begin(), workers_.end(), [](const Worker& w) { return w.pid > 0; })) look();
+    while (std::any_of(workers_.begin(), workers_.end(), [](const Worker& w) { return w.pid > 0; })) {
+      look();
+      if (options_.first && !failing_.empty()) end_workers();
+    }
     return report();
   }
 
@@ -305,6 +311,16 @@ class Parent {
     }
     ::close(ends[1]);
     workers_[static_cast<size_t>(index)] = {.pid = pid, .from = ends[0], .buffer = {}};
+  }
+
+  void end_workers() {
+    for (Worker& worker : workers_) {
+      if (worker.pid <= 0) continue;
+      ::kill(worker.pid, SIGKILL);
+      ::waitpid(worker.pid, nullptr, 0);
+      ::close(worker.from);
+      worker.pid = -1;
+    }
   }
 
   void look() {
@@ -468,7 +484,9 @@ class Parent {
              ", \"kind\": " + json_text(shrunk_[i].kind) + ", \"text\": " + json_text(shrunk_[i].text) +
              ", \"features\": " + json_text(shrunk_[i].features) +
              ", \"source\": " + json_text(shrunk_[i].source) + "}";
-    out += "], \"pairs\": " + std::to_string(all.size()) + ", \"pairs_below_100\": " + std::to_string(below) +
+    out += "], \"first_after_seconds\": " +
+           (failing_.empty() ? std::string("null") : std::to_string(failing_[0].second)) +
+           ", \"pairs\": " + std::to_string(all.size()) + ", \"pairs_below_100\": " + std::to_string(below) +
            ", \"rarest_pairs\": [";
     for (size_t i = 0; i < std::min<size_t>(50, all.size()); ++i)
       out += std::string(i ? ", " : "") + "[" + json_text(all_features()[all[i].a].name) + ", " +
