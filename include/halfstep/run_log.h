@@ -128,6 +128,9 @@ class HALFSTEP_API RunLog {
   /// Puts both files on the disk, refused records too. Before a checkpoint, so that none is ahead of its log.
   void sync();
 
+  /// Records that were refused and found no room in memory either: 64 MB are kept.
+  int64_t lost() const;
+
   /// The last step that the log of a folder tells of; 0 if it tells of none, or is not there.
   static int64_t last_step(const std::filesystem::path& folder);
 

@@ -100,6 +100,9 @@ void CheckpointWriter::save(const CheckpointToSave& checkpoint) {
   try {
     write_aside(checkpoint, aside);
     give_name(aside, checkpoint.step);
+    // Known without reading; and after going back to an older step, other than what was seen under this name.
+    seen_[checkpoint.step] = {
+        .step = checkpoint.step, .healthy = checkpoint.healthy, .score = checkpoint.score};
   } catch (const std::exception&) {
     // The reason is what the caller must hear; what cannot be removed now is removed before the next save.
     try {

@@ -145,6 +145,12 @@ void DurableFile::commit() {
   sync_folder(folder_of(path_));
 }
 
+void write_durably(const std::filesystem::path& path, std::string_view text) {
+  DurableFile file(path);
+  file.write(std::as_bytes(std::span(text)));
+  file.commit();
+}
+
 void replace_file(const std::filesystem::path& path, std::string_view text) {
   OutputFile file = open_aside(path);
   try {

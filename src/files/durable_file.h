@@ -77,6 +77,9 @@ class DurableFile {
   bool renamed_ = false;
 };
 
+/// A DurableFile of one text.
+void write_durably(const std::filesystem::path& path, std::string_view text);
+
 /// Replaces a file at once, whole or not at all, without waiting for the disk: after a power cut the old one,
 /// the new one or none may be there. For what is written often and can be missed.
 void replace_file(const std::filesystem::path& path, std::string_view text);

@@ -127,9 +127,7 @@ void write_safetensors_folder(const std::filesystem::path& folder, const std::ve
     write_safetensors(folder / name, shards[shard], metadata);
     written.insert(name);
   }
-  files::DurableFile file(folder / files::kIndexName);
-  file.write(std::as_bytes(std::span(index_text)));
-  file.commit();
+  files::write_durably(folder / files::kIndexName, index_text);
   written.emplace(files::kIndexName);
   remove_others(folder, written);
 }

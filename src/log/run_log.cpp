@@ -21,10 +21,14 @@ namespace {
 // A disk that stays full for days must not fill the memory as well.
 constexpr size_t kMostRefused = size_t{64} << 20;
 
+// Of what was refused, at a time: a disk that is still full is asked for little.
+constexpr size_t kRetriedAtOnce = size_t{64} << 10;
+
 /// What the disk refuses is kept, and written before the next record.
 struct PatientFile {
   AppendFile file;
-  std::string refused{};
+  std::string refused{};  // whole lines
+  int64_t lost = 0;       // records for which there was no room in memory either
 
   void append(std::string_view record) {
     if (refused.empty()) {
@@ -35,15 +39,27 @@ struct PatientFile {
         throw;
       }
     }
-    HALFSTEP_CHECK(refused.size() + record.size() <= kMostRefused, file.path().string(), ": ",
-                   refused.size() >> 20, " MB of records wait for room on the disk; this one is lost.");
-    refused += record;
+    if (refused.size() + record.size() <= kMostRefused)
+      refused += record;
+    else
+      ++lost;
     retry();
   }
 
   void retry() {
-    if (refused.empty()) return;
-    file.append(refused);
+    size_t written = 0;
+    try {
+      while (written < refused.size()) {
+        const std::string_view rest = std::string_view(refused).substr(written);
+        const size_t last_end = rest.substr(0, kRetriedAtOnce).rfind('\n');
+        const size_t end = last_end != rest.npos ? last_end : rest.find('\n');
+        file.append(rest.substr(0, end + 1));
+        written += end + 1;
+      }
+    } catch (const FileError&) {
+      refused.erase(0, written);
+      throw;
+    }
     refused.clear();
   }
 };
@@ -177,6 +193,8 @@ void RunLog::sync() {
     each->file.sync();
   }
 }
+
+int64_t RunLog::lost() const { return state_->jsonl.lost; }
 
 int64_t RunLog::last_step(const std::filesystem::path& folder) {
   std::error_code unknown;

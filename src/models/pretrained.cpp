@@ -205,10 +205,7 @@ void save_pretrained(const CausalLM& model, const Path& folder) {
 
   files::make_folders(folder);
   write_safetensors_folder(folder, writes);
-  const std::string text = config.dump(2) + "\n";
-  files::DurableFile file(folder / "config.json");
-  file.write(std::as_bytes(std::span(text)));
-  file.commit();
+  files::write_durably(folder / "config.json", config.dump(2) + "\n");
 }
 
 }  // namespace halfstep

@@ -5,9 +5,7 @@
 namespace halfstep {
 
 void write_page(const std::filesystem::path& path, std::string_view html) {
-  files::DurableFile file(path);
-  file.write(std::as_bytes(std::span(html)));
-  file.commit();
+  files::write_durably(path, html);
 }
 
 }  // namespace halfstep

@@ -193,15 +193,13 @@ struct MixedPrecision::Impl {
                      "Accumulation::Fp32 if several micro-batches or losses are meant.");
   }
 
-  /// A gradient that backward() did not make carries no loss scale, and is in no sum of micro-batches.
+  /// A gradient that backward() did not make carries no loss scale. The accumulator looks at its own.
   void check_backward_ran() const {
-    if (backward_ran || inspected || (!precision.loss_scaling && !accumulator)) return;
+    if (backward_ran || inspected || accumulator || !precision.loss_scaling) return;
     for (const Param& param : params)
-      HALFSTEP_CHECK(
-          !param.working.grad().defined(), "MixedPrecision: inspect_grads, but '", param.name,
-          "' has a gradient that MixedPrecision::backward did not make, ",
-          accumulator ? "which is in no sum of micro-batches" : "so that it does not carry the loss scale",
-          ". Call mp.backward(loss) where the loop calls loss.backward().");
+      HALFSTEP_CHECK(!param.working.grad().defined(), "MixedPrecision: inspect_grads, but '", param.name,
+                     "' has a gradient that MixedPrecision::backward did not make, so that it does not carry "
+                     "the loss scale. Call mp.backward(loss) where the loop calls loss.backward().");
   }
 
   void check_advanced(const char* call) const {
@@ -276,8 +274,10 @@ void MixedPrecision::backward(const at::Tensor& loss, BackwardOptions options) {
     throw;
   }
   impl_->backward_ran = true;
-  if (!impl_->accumulator) impl_->weights.end_backward(impl_->params);
-  if (impl_->accumulator) impl_->accumulator->add_micro_batch(impl_->params, loss_scale());
+  if (impl_->accumulator)
+    impl_->accumulator->add_micro_batch(impl_->params, loss_scale());
+  else
+    impl_->weights.end_backward(impl_->params);
 }
 
 GradSummary MixedPrecision::inspect_grads(GradDetail detail) {

@@ -75,12 +75,6 @@ std::vector<std::string> changes_since(const fs::path& path, const RunConfig& no
   }
 }
 
-void replace_text(const fs::path& path, const std::string& text) {
-  files::DurableFile file(path);
-  file.write(std::as_bytes(std::span(text)));
-  file.commit();
-}
-
 /// Moves all that a run left but its tokens into a folder of its own, `earlier-1`; returns its name.
 std::string move_aside(const fs::path& folder) {
   fs::path aside;
@@ -159,7 +153,7 @@ void RunFolder::begin(const std::string& unit, RunWatcher& watcher) {
     notes_.push_back(detail::concat("the folder held a run of ", last,
                                     " steps without a checkpoint: moved into ", move_aside(folder_)));
   }
-  replace_text(folder_ / "config.toml", to_toml(resolved_, /*with_origins=*/false));
+  files::write_durably(folder_ / "config.toml", to_toml(resolved_, /*with_origins=*/false));
   open_logs(unit);
   for (const std::string& note : notes_) log_->note(step_, seconds(), note);
 }
@@ -188,8 +182,12 @@ void RunFolder::patiently(int64_t step, const std::string& what, Body body) {
   if (refused == refused_since_.end()) return;
   const int64_t since = refused->second;
   refused_since_.erase(refused);
-  note(step, detail::concat(what, " can be written again; since step ", since,
-                            " it was kept in memory, and is complete"));
+  const std::string missing =
+      log_->lost() > 0
+          ? detail::concat("; ", log_->lost(), " records of the log are lost, for memory is bounded")
+          : "";
+  note(step, detail::concat(what, " can be written again; what was kept in memory since step ", since,
+                            " is written", missing));
 }
 
 EventFile* RunFolder::histograms_at(int64_t step) {
@@ -239,12 +237,15 @@ void RunFolder::end(const RunEnd& end) {
   if (events_) patiently(end.step, "the event file", [&] { events_->flush(); });
 }
 
+double RunFolder::retry_seconds() const {
+  return std::min(kLongestRetrySeconds, kFirstRetrySeconds * std::exp2(failures_ - 1));
+}
+
 bool RunFolder::save_due(int64_t step) const {
   if (step == saved_step_ || (saving_ && step == saving_->step)) return false;
   const RunConfig::Checkpoint& asked = resolved_.config.checkpoint;
   const double since = seconds_here() - saved_at_;
-  if (failures_ > 0)
-    return since > std::min(kLongestRetrySeconds, kFirstRetrySeconds * std::exp2(failures_ - 1));
+  if (failures_ > 0) return since > retry_seconds();
   return (asked.every > 0 && step % asked.every == 0) ||
          (asked.every_minutes > 0 && since > 60 * asked.every_minutes);
 }
@@ -262,9 +263,8 @@ void RunFolder::check_space(uint64_t bytes) const {
 
 void RunFolder::note_failed_save(int64_t step, const std::string& why) {
   ++failures_;
-  const double wait = std::min(kLongestRetrySeconds, kFirstRetrySeconds * std::exp2(failures_ - 1));
   note(step, detail::concat("a checkpoint could not be saved: ", why, " The last one is of step ",
-                            saved_step_, ". It is tried again in ", wait, " s; the run goes on."));
+                            saved_step_, ". It is tried again in ", retry_seconds(), " s; the run goes on."));
 }
 
 void RunFolder::save(Checkpoint checkpoint) {
@@ -350,7 +350,6 @@ bool RunFolder::has_pinned_after(int64_t step) const {
 }
 
 Checkpoint RunFolder::go_back_to(int64_t step, const std::string& unit) {
-  finish_saves(step_);
   Checkpoint checkpoint = checkpoints_.load(step);
   checkpoints_.remove_newer_than(step);
   step_ = saved_step_ = step;

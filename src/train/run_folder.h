@@ -89,7 +89,7 @@ class RunFolder {
   std::optional<int64_t> healthy_step(int64_t most) const;
   /// Whether going back to a step would remove a checkpoint that somebody has pinned.
   bool has_pinned_after(int64_t step) const;
-  /// Goes back to a checkpoint: what is newer goes, in the log too.
+  /// Goes back to a checkpoint: what is newer goes, in the log too. When no save is under way.
   Checkpoint go_back_to(int64_t step, const std::string& unit);
 
   /// Replaces status.json if it is older than a few seconds, or `at_once`.
@@ -101,6 +101,7 @@ class RunFolder {
   void patiently(int64_t step, const std::string& what, Body body);
   void open_logs(const std::string& unit);
   void check_space(uint64_t bytes) const;
+  double retry_seconds() const;  ///< from a save that failed to the next attempt
   void note_failed_save(int64_t step, const std::string& why);
 
   ResolvedConfig resolved_;

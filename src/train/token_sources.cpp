@@ -183,10 +183,7 @@ Path write_tokens(const std::vector<Document>& documents, const Tokenizer& token
     if (end_of_text) out.append({&*end_of_text, 1});
   }
   out.commit();
-  files::DurableFile noted(stamp);
-  const std::string text = source + "\n" + file_hash(path) + "\n";
-  noted.write(std::as_bytes(std::span(text)));
-  noted.commit();
+  files::write_durably(stamp, source + "\n" + file_hash(path) + "\n");
   return path;
 }
 

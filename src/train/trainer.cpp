@@ -173,12 +173,9 @@ class Trainer::Impl::Run {
     evaluation->seconds = folder_.seconds();
     folder_.write(*evaluation);
     watcher_.evaluation(*evaluation);
-    evaluated_ = step_;
   }
 
-  bool is_new_best() const {
-    return config_.checkpoint.keep_best && evaluated_ == step_ && training_.evaluations_without_gain() == 0;
-  }
+  bool is_new_best() const { return config_.checkpoint.keep_best && training_.is_best_at(step_); }
 
   void save() {
     watchdog_.now(detail::concat("saving step ", step_));
@@ -189,6 +186,7 @@ class Trainer::Impl::Run {
     watchdog_.now(detail::concat("saving step ", step_));
     folder_.write_status("saving", latest_ ? &*latest_ : nullptr, /*at_once=*/true);
     folder_.finish_saves(step_);
+    tried_last_save_ = true;
     if (step_ > folder_.saved_step()) folder_.save_last(training_.checkpoint(step_));
   }
 
@@ -257,8 +255,7 @@ class Trainer::Impl::Run {
   /// The error itself is the caller's; here, what can still be saved, and the end of the log.
   void end_failed(const std::string& why) {
     try {
-      if (training_.between_steps() && step_ > folder_.saved_step())
-        folder_.save_last(training_.checkpoint(step_));
+      if (!tried_last_save_ && training_.between_steps()) save_what_is_left();
     } catch (const std::exception&) {
     }
     try {
@@ -274,7 +271,8 @@ class Trainer::Impl::Run {
   const std::atomic<bool>& stop_;
   RunFolder folder_;
   train::Watchdog watchdog_;
-  int64_t step_ = 0, begun_at_ = 0, evaluated_ = -1;
+  int64_t step_ = 0, begun_at_ = 0;
+  bool tried_last_save_ = false;
   std::optional<StepRecord> latest_;
   std::optional<train::Trace> trace_;
   bool traced_ = false;

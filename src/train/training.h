@@ -46,6 +46,10 @@ class Training {
 
   /// Evaluations in a row, up to the last, that had no lower loss than the best before them.
   int64_t evaluations_without_gain() const { return progress_.without_gain; }
+  /// Whether it was evaluated after this step, with the lowest loss so far.
+  bool is_best_at(int64_t step) const {
+    return progress_.evaluated_step == step && progress_.without_gain == 0;
+  }
 
   /// With the loss of an evaluation after this step as its score.
   Checkpoint checkpoint(int64_t step) const;

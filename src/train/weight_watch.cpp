@@ -21,10 +21,11 @@ int64_t skips_of(const std::vector<Param>& params) {
   return skips;
 }
 
-const c10::TensorImpl* first_grad(const std::vector<Param>& params) {
+/// Undefined if none has one.
+at::Tensor first_grad(const std::vector<Param>& params) {
   for (const Param& param : params)
-    if (param.working.grad().defined()) return param.working.grad().unsafeGetTensorImpl();
-  return nullptr;
+    if (param.working.grad().defined()) return param.working.grad();
+  return {};
 }
 
 bool is_in_need(const Param& param) {
@@ -44,7 +45,7 @@ bool is_in_need(const Param& param) {
 
 void WeightWatch::begin_backward(const std::vector<Param>& params) {
   // Micro-batches and several losses leave their gradients, but for a sum of our own, which takes them.
-  const bool begins_a_step = first_grad(params) == nullptr;
+  const bool begins_a_step = !first_grad(params).defined();
   if (!uninspected_ || !begins_a_step) return;
   if (++steps_without_inspect_ < kMostSteps) return;
   steps_without_inspect_ = 0;
@@ -65,14 +66,15 @@ void WeightWatch::note(const std::vector<Param>& params) {
   noted_skips_ = skips_of(params);
   uninspected_ = nullptr;
   steps_without_inspect_ = 0;
-  noted_grad_ = first_grad(params);
+  noted_grad_ = WeakGrad(first_grad(params).getIntrusivePtr());
   first_in_need_ = nullptr;
   for (const Param& param : params)
     if (!first_in_need_ && is_in_need(param)) first_in_need_ = &param;
 }
 
 bool WeightWatch::another_step(const std::vector<Param>& params) const {
-  return updates_of(params) != noted_updates_ && first_grad(params) != noted_grad_;
+  return updates_of(params) != noted_updates_ &&
+         noted_grad_ != WeakGrad(first_grad(params).getIntrusivePtr());
 }
 
 void WeightWatch::end_step(const std::vector<Param>& params) {

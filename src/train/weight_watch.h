@@ -29,9 +29,12 @@ class WeightWatch {
   void end_step(const std::vector<Param>& params);
 
  private:
+  /// Keeps the address, not the gradient: a later gradient cannot be mistaken for one that is gone.
+  using WeakGrad = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+
   int64_t noted_updates_ = 0, noted_skips_ = 0;
-  const c10::TensorImpl* noted_grad_ = nullptr;  // compared, never followed
-  const Param* first_in_need_ = nullptr;         // with a gradient, and a master or a loss scale
+  WeakGrad noted_grad_{at::Tensor().getIntrusivePtr()};  // compared only
+  const Param* first_in_need_ = nullptr;                 // with a gradient, and a master or a loss scale
   int64_t steps_without_update_ = 0;
 
   const Param* uninspected_ = nullptr;  // first in need, since the last backward

@@ -66,6 +66,21 @@ TEST_F(RunFolder, AStepThatIsNotTheNewestIsRefused) {
   EXPECT_TRUE(leftovers_in(run).empty());
 }
 
+TEST_F(RunFolder, AStepThatIsSavedAgainIsJudgedAnew) {
+  CheckpointWriter writer(run, {.keep_last = 2});
+  const auto save = [&](int64_t step, bool healthy) {
+    const Content content({}, step);
+    files::CheckpointToSave checkpoint = content.checkpoint();
+    checkpoint.healthy = healthy;
+    writer.save(checkpoint);
+  };
+  save(1, true);
+  save(2, false);
+  writer.remove_newer_than(1);
+  for (const int64_t step : {2, 3}) save(step, true);
+  EXPECT_EQ(checkpoint_steps(run), (std::vector<int64_t>{2, 3}));
+}
+
 TEST_F(RunFolder, ASecondWriterIsToldWhoTheFirstIs) {
   std::optional<CheckpointWriter> first(std::in_place, run, files::Retention{.keep_last = 0});
   const std::string message = error_of([&] { CheckpointWriter second(run, {.keep_last = 0}); });

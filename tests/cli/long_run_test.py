@@ -9,10 +9,9 @@ import tempfile
 import time
 import unittest
 
-from program import PROGRAM
+from program import CORPUS, PROGRAM
 
 SHIM = os.environ["HALFSTEP_FAULT_SHIM"]
-TEXT = "".join(f"line {line * line} of the corpus\n" for line in range(400))
 
 
 class Run:
@@ -50,7 +49,7 @@ class LongRun(unittest.TestCase):
         held = tempfile.TemporaryDirectory()
         self.addCleanup(held.cleanup)
         self.folder = pathlib.Path(held.name)
-        (self.folder / "corpus.txt").write_text(TEXT)
+        (self.folder / "corpus.txt").write_text(CORPUS)
 
     def log(self):
         return [json.loads(line) for line in (self.folder / "run" / "log.jsonl").read_text().splitlines()]

@@ -10,28 +10,11 @@ import tempfile
 import threading
 import unittest
 
-from program import PROGRAM, run
+from program import PROGRAM, run, tiny_run
 
 # Sets the title of a terminal's window, then the colour, the latter by a C1 control (U+009B).
 ATTACK = "\033]0;owned\007\u009b31m"
 CONTROLS = re.compile(rb"[\x00-\x09\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
-
-CONFIG = """
-[model]
-kind = "gpt2"
-layers = 1
-width = 16
-heads = 2
-[data]
-train = ["{corpus}"]
-validation_fraction = 0.1
-sequence_length = 16
-batch_size = 2
-[train]
-steps = 4
-[log]
-every = 1
-"""
 
 
 class Surroundings(unittest.TestCase):
@@ -39,10 +22,7 @@ class Surroundings(unittest.TestCase):
         scratch = tempfile.TemporaryDirectory()
         self.addCleanup(scratch.cleanup)
         self.folder = pathlib.Path(scratch.name)
-        self.text = self.folder / "text.txt"
-        self.text.write_text("".join(f"line {i * i} of the corpus\n" for i in range(400)))
-        self.config = self.folder / "run.toml"
-        self.config.write_text(CONFIG.format(corpus=self.text))
+        self.text, self.config = tiny_run(self.folder, "steps = 4\n")
 
     def shell(self, command):
         return subprocess.run(["bash", "-c", command], cwd=self.folder, capture_output=True)
@@ -93,7 +73,7 @@ class Surroundings(unittest.TestCase):
                                  cwd=self.folder, capture_output=True)
         self.assert_harmless(missing, "\\x1b]0;owned\\x07\\u009b31m.txt")
         (self.folder / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": {"type": ATTACK}}))
-        refused = self.shell(f"{PROGRAM} tokenize --tokenizer tokenizer.json --out ids.bin text.txt")
+        refused = self.shell(f"{PROGRAM} tokenize --tokenizer tokenizer.json --out ids.bin corpus.txt")
         self.assert_harmless(refused, "the type '\\x1b]0;owned\\x07\\u009b31m'")
 
     def pretrained(self, tensors, **config):
@@ -107,7 +87,7 @@ class Surroundings(unittest.TestCase):
                             ensure_ascii=False, separators=(",", ":")).encode()
         (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
         return self.shell(f"{PROGRAM} train --set model.from=pretrained --set data.tokenizer=bytes "
-                          "--set data.train=text.txt --set data.sequence_length=16 --folder a")
+                          "--set data.train=corpus.txt --set data.sequence_length=16 --folder a")
 
     def test_names_in_a_model_send_nothing_to_the_terminal(self):
         self.assert_harmless(self.pretrained([], rope_scaling={"rope_type": ATTACK}), "\\x1b]0;owned")
@@ -161,15 +141,15 @@ class Surroundings(unittest.TestCase):
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertTrue(stat.S_ISCHR(os.lstat(node).st_mode))
             self.assertTrue(link.is_symlink())
-        self.assertEqual({path.name for path in self.folder.iterdir()}, {"node", "link", "text.txt", "run.toml"})
+        self.assertEqual({path.name for path in self.folder.iterdir()}, {"node", "link", "corpus.txt", "run.toml"})
 
     def test_standard_output_holds_the_file_alone_and_its_link_stays(self):
         link = self.folder / "stdout"
         link.symlink_to("/proc/self/fd/1")  # as /dev/stdout, in a folder of our own
-        piped = self.shell(f"{PROGRAM} tokenize --tokenizer bytes --out stdout text.txt")
+        piped = self.shell(f"{PROGRAM} tokenize --tokenizer bytes --out stdout corpus.txt")
         self.assertEqual((piped.returncode, piped.stdout), (0, self.ids()), piped.stderr)
         self.assertIn(b"tokens", piped.stderr)
-        redirected = self.shell(f"{PROGRAM} tokenize --tokenizer bytes --out stdout text.txt > ids.bin")
+        redirected = self.shell(f"{PROGRAM} tokenize --tokenizer bytes --out stdout corpus.txt > ids.bin")
         self.assertEqual(redirected.returncode, 0, redirected.stderr)
         self.assertEqual((self.folder / "ids.bin").read_bytes(), self.ids())
         self.assertTrue(link.is_symlink())

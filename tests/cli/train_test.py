@@ -8,23 +8,7 @@ import tempfile
 import time
 import unittest
 
-from program import PROGRAM, ask, run
-
-CONFIG = """
-[model]
-kind = "gpt2"
-layers = 1
-width = 16
-heads = 2
-[data]
-train = ["{corpus}"]
-validation_fraction = 0.1
-sequence_length = 16
-batch_size = 2
-[train]
-steps = 6
-evaluate_every = 3
-"""
+from program import PROGRAM, ask, run, tiny_run
 
 
 class Train(unittest.TestCase):
@@ -32,10 +16,7 @@ class Train(unittest.TestCase):
         scratch = tempfile.TemporaryDirectory()
         self.addCleanup(scratch.cleanup)
         self.folder = pathlib.Path(scratch.name)
-        corpus = self.folder / "corpus.txt"
-        corpus.write_text("".join(f"line {i * i} of the corpus\n" for i in range(400)))
-        self.config = self.folder / "run.toml"
-        self.config.write_text(CONFIG.format(corpus=corpus))
+        _, self.config = tiny_run(self.folder, "steps = 6\nevaluate_every = 3\n")
 
     def train(self, *arguments, **environment):
         return run("train", str(self.config), *arguments, **environment)

@@ -99,6 +99,20 @@ TEST(CallOrder, ForgottenAdvanceIsToldWithPlainBackwardToo) {
   EXPECT_TRUE(says(error_of(step), "advance was not called"));
 }
 
+TEST(CallOrder, ForgottenAdvanceIsToldWhereANewGradientTakesTheOldOnesPlaceInMemory) {
+  torch::nn::Linear model(torch::nn::LinearOptions(4, 4).bias(false));
+  MixedPrecision mp(Precision::bf16(), *model, kHere);
+  AdamW optimizer(mp.params());
+  const auto step = [&] {
+    // Nothing is allocated since zero_grad, so that the allocator gives the same piece again.
+    model->weight.mutable_grad() = at::ones_like(model->weight);
+    (void)optimizer.step(mp.inspect_grads().unclipped());
+    optimizer.zero_grad();
+  };
+  step();
+  EXPECT_TRUE(says(error_of(step), "advance was not called"));
+}
+
 TEST(CallOrder, GradientsMayBeInspectedTwiceInAStep) {
   for (const auto& precision : {Precision::bf16(), fp16_from(256)}) {
     const auto model = fresh_model();

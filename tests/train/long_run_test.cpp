@@ -306,6 +306,34 @@ TEST_F(Diverging, TheLastGoodCheckpointIsStillThere) {
   EXPECT_EQ(of_steps("run", "loss").size(), 120U);
 }
 
+TEST_F(Diverging, RollsBackAsOftenAsAllowedAndTellsEachTime) {
+  Counter first(60);
+  run(with({}), "run", first);
+  Counter second;
+  const std::vector<std::string> wild = {"optimizer.lr=10", "optimizer.clip_norm=1000",
+                                         "train.on_divergence=rollback", "train.most_rollbacks=2",
+                                         "train.steps=400"};
+  const RunEnd end = run(with(wild), "run", second);
+  ASSERT_EQ(end.outcome, RunOutcome::Diverged) << end.why;
+  int rollbacks = 0;
+  for (const std::string& note : second.notes) rollbacks += note.starts_with("rolled back from step");
+  EXPECT_EQ(rollbacks, 2);
+  // Each step stands once, and the log ends where the run did.
+  const std::vector<json> records = log("run");
+  int64_t latest = 0;
+  for (const json& record : records)
+    if (record["kind"] == "step") {
+      EXPECT_EQ(record["step"].get<int64_t>(), ++latest);
+    }
+  EXPECT_EQ(records.back()["kind"], "end");
+  EXPECT_EQ(records.back()["step"], end.step);
+  // The healthy ones before are still there, and the run can go on with a sane rate.
+  const std::vector<int64_t> steps = checkpoint_steps(checkpoints("run"));
+  EXPECT_LE(steps.front(), 60);
+  Counter third;
+  EXPECT_EQ(run(with({}), "run", third, {.from_step = steps.front()}).outcome, RunOutcome::Done);
+}
+
 TEST_F(LongRun, PatienceEndsARunThatNoLongerGains) {
   Counter counter;
   const RunEnd end = run(config({"train.steps=400", "train.evaluate_every=2", "train.patience=2",
