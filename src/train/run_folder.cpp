@@ -141,8 +141,9 @@ RunFolder::RunFolder(const ResolvedConfig& resolved, const fs::path& folder, std
   for (const auto& change : changes_since(folder / "config.toml", resolved.config)) notes_.push_back(change);
 }
 
-void RunFolder::begin(const std::string& unit, RunWatcher& watcher) {
+void RunFolder::begin(const std::string& unit, uint64_t checkpoint_bytes, RunWatcher& watcher) {
   watcher_ = &watcher;
+  check_room_to_begin(checkpoint_bytes);
   if (checkpoint_) {
     HALFSTEP_CHECK(!has_pinned_after(step_), folder_.string(), ": a checkpoint after step ", step_,
                    " is pinned, and going on from there would remove it. Unpin it, or copy it elsewhere; "
@@ -250,13 +251,33 @@ bool RunFolder::save_due(int64_t step) const {
          (asked.every_minutes > 0 && since > 60 * asked.every_minutes);
 }
 
-void RunFolder::check_space(uint64_t bytes) const {
+std::optional<uint64_t> RunFolder::free_bytes() const {
   struct statvfs disk{};
-  if (::statvfs((folder_ / "checkpoints").c_str(), &disk) != 0) return;  // the write itself will tell
-  const uint64_t free_bytes = uint64_t{disk.f_bavail} * disk.f_frsize;
-  if (free_bytes < bytes)
-    throw FileError(detail::concat((folder_ / "checkpoints").string(), ": ", free_bytes / 1000000,
-                                   " MB are free, and a checkpoint takes ", bytes / 1000000,
+  if (::statvfs((folder_ / "checkpoints").c_str(), &disk) != 0) return std::nullopt;  // the write will tell
+  return uint64_t{disk.f_bavail} * disk.f_frsize;
+}
+
+void RunFolder::check_room_to_begin(uint64_t checkpoint_bytes) {
+  const auto free = free_bytes();
+  if (!free) return;
+  const std::vector<int64_t> steps = checkpoints_.steps();
+  const auto stay =
+      static_cast<uint64_t>(std::upper_bound(steps.begin(), steps.end(), step_) - steps.begin());
+  const uint64_t room = *free + (steps.size() - stay) * checkpoint_bytes;  // what is newer goes
+  check_space(room, checkpoint_bytes);
+  const auto keep_last = static_cast<uint64_t>(resolved_.config.checkpoint.keep_last);
+  // One more than are kept: an old one goes when the new one is there.
+  if (keep_last > 0 && stay <= keep_last && room < (keep_last + 1 - stay) * checkpoint_bytes)
+    notes_.push_back(detail::concat("the disk has room for ", room / checkpoint_bytes, " checkpoints of ",
+                                    checkpoint_bytes / 1000000, " MB, and ", keep_last + 1 - stay,
+                                    " are to come before the oldest goes: lower checkpoint.keep_last, or "
+                                    "free some space"));
+}
+
+void RunFolder::check_space(uint64_t room, uint64_t checkpoint_bytes) const {
+  if (room < checkpoint_bytes)
+    throw FileError(detail::concat((folder_ / "checkpoints").string(), ": ", room / 1000000,
+                                   " MB are free, and a checkpoint takes ", checkpoint_bytes / 1000000,
                                    ". Free some space, or lower checkpoint.keep_last."),
                     ENOSPC);
 }
@@ -278,7 +299,7 @@ void RunFolder::save(Checkpoint checkpoint) {
   patiently(step, "the log", [&] { log_->sync(); });
   if (events_) patiently(step, "the event file", [&] { events_->flush(); });
   try {
-    check_space(static_cast<uint64_t>(bytes_of(checkpoint)));
+    if (const auto room = free_bytes()) check_space(*room, static_cast<uint64_t>(bytes_of(checkpoint)));
     const SaveReport report = checkpoints_.save_async(std::move(checkpoint));
     saving_ = {
         .step = step, .tensor_bytes = static_cast<int64_t>(report.tensor_bytes), .begun = seconds_here()};

@@ -52,8 +52,9 @@ class RunFolder {
   int64_t step() const { return step_; }  ///< done before
 
   /// From here on the folder is this run's: configuration and logs are written, what is newer than the
-  /// checkpoint goes, and a run without checkpoints that was here before is moved aside.
-  void begin(const std::string& unit, RunWatcher& watcher);
+  /// checkpoint goes, and a run without checkpoints that was here before is moved aside. A disk without room
+  /// for a checkpoint is refused before that; one without room for all that are kept is noted.
+  void begin(const std::string& unit, uint64_t checkpoint_bytes, RunWatcher& watcher);
 
   const std::vector<std::string>& notes() const { return notes_; }
 
@@ -100,7 +101,9 @@ class RunFolder {
   template <typename Body>
   void patiently(int64_t step, const std::string& what, Body body);
   void open_logs(const std::string& unit);
-  void check_space(uint64_t bytes) const;
+  std::optional<uint64_t> free_bytes() const;  ///< for checkpoints, if the system tells
+  void check_room_to_begin(uint64_t checkpoint_bytes);
+  void check_space(uint64_t room, uint64_t checkpoint_bytes) const;
   double retry_seconds() const;  ///< from a save that failed to the next attempt
   void note_failed_save(int64_t step, const std::string& why);
 

@@ -76,7 +76,8 @@ class Trainer::Impl::Run {
         watchdog_(60 * config_.train.watchdog_minutes, watcher) {
     // Before anything in the folder changes: a checkpoint that does not fit leaves it as it was.
     if (folder_.checkpoint()) training_.restore(*folder_.checkpoint());
-    folder_.begin(trainer.plan.unit, watcher);
+    folder_.begin(trainer.plan.unit, static_cast<uint64_t>(train::bytes_of(training_.checkpoint(0))),
+                  watcher);
     begun_at_ = step_ = trainer.plan.steps_done = folder_.step();
     watcher.begin(trainer.plan);
     for (const std::string& note : folder_.notes()) watcher.note(step_, note);

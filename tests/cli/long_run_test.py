@@ -106,6 +106,22 @@ class LongRun(unittest.TestCase):
         self.assertIn("could not be saved in 6 attempts", err)
         self.assertEqual(self.log()[-1]["outcome"], "failed")
 
+    @unittest.skipIf(os.geteuid() != 0, "needs root, to mount a small disk")
+    def test_a_disk_without_room_for_a_checkpoint_is_told_before_the_first_step(self):
+        disk = self.folder / "run"
+        disk.mkdir()
+        wide = ("model.width=128", "model.layers=4", "checkpoint.keep_last=3")  # 10 MB a checkpoint
+        for megabytes, code, word in ((8, 3, "MB are free, and a checkpoint takes"), (24, 0, "the disk has room for 2")):
+            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", disk], check=True)
+            try:
+                found, err, records = Run(self, *wide, steps=2, every=0).end()
+                told = err + "".join(record.get("text", "") for record in records)
+                self.assertEqual(found, code, told)
+                self.assertIn(word, told)
+                self.assertEqual((disk / "log.jsonl").exists(), code == 0)
+            finally:
+                subprocess.run(["umount", "-l", disk], check=True)
+
     def test_refused_log_lines_are_kept_and_written_later(self):
         run = Run(self, steps=300, fault="write:log.jsonl:20-120:ENOSPC")
         code, err, _ = run.end()

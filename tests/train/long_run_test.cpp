@@ -334,6 +334,57 @@ TEST_F(Diverging, RollsBackAsOftenAsAllowedAndTellsEachTime) {
   EXPECT_EQ(run(with({}), "run", third, {.from_step = steps.front()}).outcome, RunOutcome::Done);
 }
 
+/// A rate of 10 from step 200 to step 204, as a hand that slips leaves it: the run is stopped, started with
+/// it, stopped again before anything is noticed, and started with the right one.
+class PlantedSpike : public Diverging {
+ protected:
+  std::vector<std::string> well_run(const std::string& on_divergence) const {
+    return {"train.steps=600",           "data.batch_size=8",
+            "train.evaluate_every=100",  "train.evaluate_batches=12",
+            "optimizer.schedule=linear", "checkpoint.every=20",
+            "optimizer.clip_norm=1",     "train.on_divergence=" + on_divergence};
+  }
+
+  RunEnd run_with_spike(const std::string& name, const std::string& on_divergence, Counter& last) {
+    Counter before(199), spike(204);
+    const std::vector<std::string> right = well_run(on_divergence);
+    std::vector<std::string> wrong = right;
+    wrong.emplace_back("optimizer.lr=10");
+    EXPECT_EQ(run(with(right), name, before).outcome, RunOutcome::Interrupted);
+    EXPECT_EQ(run(with(wrong), name, spike).outcome, RunOutcome::Interrupted);
+    return run(with(right), name, last);
+  }
+
+  double held_out_loss(const std::string& name) const {
+    double loss = NAN;
+    for (const json& record : log(name))
+      if (record["kind"] == "evaluation") loss = record["loss"].get<double>();
+    return loss;
+  }
+};
+
+TEST_F(PlantedSpike, RollbackReachesTheHeldOutLossOfACalmRun) {
+  Counter undisturbed, last;
+  ASSERT_EQ(run(with(well_run("stop")), "calm", undisturbed).outcome, RunOutcome::Done);
+  const RunEnd end = run_with_spike("run", "rollback", last);
+  ASSERT_EQ(end.outcome, RunOutcome::Done) << end.why;
+  EXPECT_TRUE(has_note(last, "rolled back from step")) << last.notes.size();
+  const double calm_loss = held_out_loss("calm"), loss = held_out_loss("run");
+  EXPECT_LT(std::abs(loss / calm_loss - 1), 0.01) << loss << " after a rollback, " << calm_loss << " without";
+  RecordProperty("held_out_loss", std::to_string(loss));
+  RecordProperty("held_out_loss_of_the_calm_run", std::to_string(calm_loss));
+}
+
+TEST_F(PlantedSpike, WithoutRollbackTheLastGoodCheckpointIsStillThere) {
+  Counter last, again;
+  const RunEnd end = run_with_spike("run", "stop", last);
+  ASSERT_EQ(end.outcome, RunOutcome::Diverged) << end.why;
+  const std::vector<int64_t> steps = checkpoint_steps(checkpoints("run"));
+  const auto good = std::find_if(steps.begin(), steps.end(), [](int64_t step) { return step <= 199; });
+  ASSERT_NE(good, steps.end());
+  EXPECT_EQ(run(with(well_run("stop")), "run", again, {.from_step = *good}).outcome, RunOutcome::Done);
+}
+
 TEST_F(LongRun, PatienceEndsARunThatNoLongerGains) {
   Counter counter;
   const RunEnd end = run(config({"train.steps=400", "train.evaluate_every=2", "train.patience=2",

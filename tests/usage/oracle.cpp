@@ -54,12 +54,20 @@ GradientOracle::GradientOracle(const Program& program)
   // Module::to would turn counters into FP64 too.
   parameters_ = unique_parameters(model_);
   buffers_ = unique_buffers(model_);
-  for (auto* tensors : {&parameters_, &buffers_})
-    for (auto& [name, tensor] : *tensors)
-      if (tensor.is_floating_point()) tensor.set_data(tensor.detach().to(at::kDouble));
+  compute_in(at::kDouble);
   sensitivity_.assign(parameters_.size(), 0);
   compression_.assign(parameters_.size(), 0);
   buffer_sensitivity_.assign(buffers_.size(), 0);
+}
+
+void GradientOracle::compute_in(at::ScalarType type) {
+  type_ = type;
+  for (auto* tensors : {&parameters_, &buffers_})
+    for (auto& [name, tensor] : *tensors)
+      if (tensor.is_floating_point()) {
+        tensor.mutable_grad() = at::Tensor();
+        tensor.set_data(tensor.detach().to(type));
+      }
 }
 
 void GradientOracle::load(const Snapshot& present) {
@@ -145,8 +153,11 @@ Expected GradientOracle::gradients(const Snapshot& present, const std::vector<Mi
   expected.sensitivity.assign(count, 0);
   expected.compression.assign(count, 0);
   expected.magnitude.assign(count, 0);
+  expected.engine_error.assign(count, 0);
+  expected.buffer_engine_error.assign(buffers_.size(), 0);
   const double share = 1.0 / static_cast<double>(micro_batches.size());
 
+  bool notes_result = true;  // the first run; the others are only compared with it
   const auto run = [&](bool perturbed, bool compressed) {
     load(present);
     if (perturbed) {
@@ -157,14 +168,14 @@ Expected GradientOracle::gradients(const Snapshot& present, const std::vector<Mi
     std::vector<at::Tensor> sums_before(count);
     for (const MicroBatch& micro : micro_batches) {
       Batch batch = micro.batch;
-      if (!program_.tokens) batch.input = batch.input.to(at::kDouble);
-      if (batch.target.is_floating_point()) batch.target = batch.target.to(at::kDouble);
+      if (!program_.tokens) batch.input = batch.input.to(type_);
+      if (batch.target.is_floating_point()) batch.target = batch.target.to(type_);
       model_.replay_masks(micro.masks);
       std::vector<at::Tensor> before;
       for (const auto& [name, buffer] : buffers_) before.push_back(buffer.clone());
       const at::Tensor loss = model_.loss(forward(batch, perturbed, compressed), batch, false);
       (loss * micro.loss_factor * share).backward();
-      if (perturbed || compressed) continue;
+      if (!notes_result) continue;
       for (size_t i = 0; i < count; ++i) {
         const at::Tensor& sum = parameters_[i].second.grad();
         if (!sum.defined()) continue;
@@ -201,6 +212,7 @@ Expected GradientOracle::gradients(const Snapshot& present, const std::vector<Mi
   }
   largest_ = largest_activation_ = norm_error_ = 0;
   expected.grads = run(false, false);
+  notes_result = false;
   expected.largest = largest_;
   expected.largest_activation = largest_activation_;
   expected.norm_error = norm_error_;
@@ -234,6 +246,18 @@ Expected GradientOracle::gradients(const Snapshot& present, const std::vector<Mi
     expected.compression[i] = compression_[i] * norm_of(i);
   }
   expected.buffer_sensitivity = buffer_sensitivity_;
+
+  if (program_.compute != Compute::Fp32 || samples < 2) return expected;
+  compute_in(at::kFloat);
+  const std::vector<at::Tensor> grads = run(false, false);
+  for (size_t i = 0; i < count; ++i)
+    if (grads[i].defined() && expected.grads[i].defined())
+      expected.engine_error[i] = (grads[i].to(at::kDouble) - expected.grads[i]).norm().item<double>();
+  for (size_t b = 0; b < buffers_.size(); ++b)
+    if (buffers_[b].second.is_floating_point())
+      expected.buffer_engine_error[b] =
+          (buffers_[b].second.to(at::kDouble) - expected.buffers[b][0]).norm().item<double>();
+  compute_in(at::kDouble);
   return expected;
 }
 
@@ -244,13 +268,19 @@ GradientOracle::Logits GradientOracle::evaluate(const Snapshot& present, const B
   load(present);
   model_.eval();
   model_.replay_masks({});
-  Logits logits{forward(batch, false, false), 0};
+  Logits logits{.values = forward(batch, false, false)};
   for (int i = 0; i < samples; ++i) {
     load(present);
     for (auto& [name, parameter] : parameters_) parameter.mul_(noise_like(parameter, unit_, random_));
     logits.sensitivity =
         std::max(logits.sensitivity, (forward(batch, true, false) - logits.values).norm().item<double>());
   }
+  if (program_.compute != Compute::Fp32 || samples < 2) return logits;
+  compute_in(at::kFloat);
+  load(present);
+  if (!program_.tokens) batch.input = batch.input.to(type_);
+  logits.engine_error = (forward(batch, false, false).to(at::kDouble) - logits.values).norm().item<double>();
+  compute_in(at::kDouble);
   return logits;
 }
 

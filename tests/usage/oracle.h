@@ -35,7 +35,9 @@ struct Expected {
   std::vector<at::Tensor> grads;    ///< FP64, un-scaled, summed over the micro-batches; undefined without one
   std::vector<double> sensitivity;  ///< norm of the change of each gradient under perturbation; see gradients
   std::vector<double> compression;  ///< the same for perturbed saved activations
-  std::vector<double> magnitude;    ///< sum of the norms of the micro-batches' gradients
+  /// Of FP32 programs, at a second look: how far LibTorch's own FP32 is from FP64, by parameter and buffer.
+  std::vector<double> engine_error, buffer_engine_error;
+  std::vector<double> magnitude;  ///< sum of the norms of the micro-batches' gradients
   bool finite = true;
   double largest = 0;             ///< magnitude of any gradient, of layer outputs too
   double largest_activation = 0;  ///< magnitude of any layer's output
@@ -56,18 +58,21 @@ class GradientOracle {
   /// Sensitivity: the same again with every weight, every layer's output and every gradient that leaves a
   /// layer multiplied by 1 + e, with e uniform in [-u, u], element by element, u the rounding unit of the
   /// compute type: what roundings at these places do to the result, to first order and with the same
-  /// statistics. The largest of so many new samples and of all before.
+  /// statistics. The largest of so many new samples and of all before. With more than one, a program in FP32
+  /// is also run by LibTorch alone in FP32: its kernels round inside, in ways that no perturbation repeats.
   Expected gradients(const Snapshot& present, const std::vector<MicroBatch>& micro_batches, int samples);
 
   struct Logits {
     at::Tensor values;
-    double sensitivity;
+    double sensitivity = 0;
+    double engine_error = 0;
   };
   /// Evaluation of one batch.
   Logits evaluate(const Snapshot& present, const Batch& batch, int samples);
 
  private:
   void load(const Snapshot& present);
+  void compute_in(at::ScalarType type);
   at::Tensor forward(const Batch& batch, bool perturbed, bool compressed);
   at::Tensor perturb(const at::Tensor& x, bool perturbed);
   void note_norm_error(int layer, const at::Tensor& x);
@@ -75,6 +80,7 @@ class GradientOracle {
   Program program_;
   Model model_;
   std::vector<std::pair<std::string, at::Tensor>> parameters_, buffers_;
+  at::ScalarType type_ = at::kDouble;
   at::Generator random_;
   double unit_;
   double largest_ = 0;
