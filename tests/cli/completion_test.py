@@ -1,4 +1,5 @@
 """`halfstep completion` and `halfstep manual`: asked in the shells themselves, and compared with --help."""
+import functools
 import os
 import pathlib
 import re
@@ -20,14 +21,19 @@ printf '%s\n' "${COMPREPLY[@]}"
 """
 
 
+@functools.cache
+def help_of(*path):
+    return run(*path, "--help").stdout
+
+
 def commands_of(*path):
     """The commands that --help lists."""
-    listed = run(*path, "--help").stdout.partition("Subcommands:\n")[2]
+    listed = help_of(*path).partition("Subcommands:\n")[2]
     return re.findall(r"^  (\w+)", listed, re.M)
 
 
 def options_of(*path):
-    return set(re.findall(r"(?:^  |,)(--[\w-]+)", run(*path, "--help").stdout, re.M))
+    return set(re.findall(r"(?:^  |,)(--[\w-]+)", help_of(*path), re.M))
 
 
 def all_paths(*path):

@@ -423,12 +423,13 @@ class Session {
     // Attention takes exp of a product again in backward: of compressed large inputs it can be Inf.
     // An Inf in the input may be saturated away in FP64 and become a NaN in FP32, as in gelu and then
     // sigmoid.
-    // A norm of a compressed input that hardly varies gives noise without bound (note_norm_error).
+    // A norm of a compressed input that hardly varies gives noise without bound (note_norm_error), and the
+    // weights that such a gradient made a step ago give one beyond the largest norm, in BF16 too.
     // Attention multiplies activations by activations: above 64, a sum of 16 products passes 65504.
     const bool may_overflow_in_forward = fp16 && expected.largest_activation > 64;
     const bool may_skip = must_skip || may_overflow_in_forward || bad_input_ ||
                           (large_input_ && (fp16 || compresses())) ||
-                          (fp16 && expected.norm_error > kLargestNormError) || norm > kLargestNorm / 4 ||
+                          expected.norm_error > kLargestNormError || norm > kLargestNorm / 4 ||
                           (fp16 && expected.largest * result.loss_scale * 64 > kFp16Max);
     expect(!must_skip || !result.stepped, "decision",
            "stepped, but the gradients are not finite: loss scale ", result.loss_scale, ", norm ", norm);

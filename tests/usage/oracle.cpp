@@ -127,12 +127,15 @@ at::Tensor GradientOracle::forward(const Batch& batch, bool perturbed, bool comp
     if (unit > 0) {
       // Forward as it is; the derivative at a point that is off by what the compression may do. A norm's
       // statistics are saved beside its compressed input and do not follow it, so what cancels here, as the
-      // gradient along the input, does not cancel there: the gradient that leaves is off as well.
+      // gradient along the input, does not cancel there: the gradient that leaves is off as well. And the one
+      // that enters: what is saved inside, as attention's weights, which then no longer add to 1, multiplies
+      // it.
       const at::Tensor near = x * noise_like(x, unit, random_);
-      if (near.requires_grad())
-        near.register_hook(
-            [this, unit](const at::Tensor& grad) { return grad * noise_like(grad, unit, random_); });
       const at::Tensor off = model_.layer(i, near);
+      for (const at::Tensor& passed : {near, off})
+        if (passed.requires_grad())
+          passed.register_hook(
+              [this, unit](const at::Tensor& grad) { return grad * noise_like(grad, unit, random_); });
       at::NoGradGuard no_grad_for_value;
       const at::Tensor value = model_.layer(i, x) - off;
       at::AutoGradMode grad(true);
