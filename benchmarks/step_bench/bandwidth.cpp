@@ -1,6 +1,7 @@
 #include "bandwidth.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/ones.h>
 
 namespace bench {
 namespace {

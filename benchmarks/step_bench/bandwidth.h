@@ -1,7 +1,7 @@
 // How fast this machine reads and writes back memory that no cache holds.
 #pragma once
 
-#include <torch/torch.h>
+#include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <vector>

@@ -32,7 +32,8 @@ struct Histogram {
 /// One event file, named events.out.tfevents.<unix time>.<host> as TensorBoard looks for it. TensorBoard
 /// reads files in the order of their names, so the time is later than that of every file in the folder,
 /// whatever the clock says. Only ever appended to. Events are kept until 64 KiB have come together, `flush`
-/// is called, or the file goes out of scope; the last cannot report an error, so flush before.
+/// is called, or the file goes out of scope; the last cannot report an error, so flush before. What the disk
+/// refuses is kept, up to 64 MB, and tried again; `flush` alone throws.
 class HALFSTEP_API EventFile {
  public:
   /// `resumed_after`: TensorBoard drops what earlier files of the folder tell of later steps.
@@ -49,6 +50,8 @@ class HALFSTEP_API EventFile {
   }
 
   void flush();
+  /// Of events that were refused and found no room in memory either.
+  int64_t lost_bytes() const;
   const std::filesystem::path& path() const;
 
  private:

@@ -86,10 +86,11 @@ std::optional<Checkpoint> CheckpointFolder::load_latest() const {
   } catch (const FileError&) {
     throw;
   } catch (const Error& error) {
-    const std::string before = steps.size() > 1
-                                   ? detail::concat("The one before is of step ", steps[steps.size() - 2],
-                                                    ": load it, and call remove_newer_than with that step.")
-                                   : "There is none before it.";
+    const std::string before =
+        steps.size() > 1 ? detail::concat("The one before is of step ", steps[steps.size() - 2],
+                                          ": 'halfstep train --from-step' goes on from it; in a "
+                                          "program, load it and call remove_newer_than with its step.")
+                         : "There is none before it.";
     throw Error(detail::concat(error.what(), " ", before));
   }
 }

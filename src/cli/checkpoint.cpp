@@ -93,7 +93,19 @@ void list(const Request& request) {
   ordered_json all = ordered_json::array();
   if (!request.json) std::cout << "        step            MB  held-out loss  saved in good health  pinned\n";
   for (const int64_t step : steps_in(request)) {
-    const CheckpointSummary one = summarize_checkpoint(request.folder, step);
+    CheckpointSummary one;
+    try {
+      one = summarize_checkpoint(request.folder, step);
+    } catch (const FileError&) {
+      throw;
+    } catch (const Error& error) {
+      // The others are what somebody looks for then.
+      all.push_back({{"step", step}, {"damaged", error.what()}});
+      if (!request.json)
+        std::cout << std::setw(12) << step << "  DAMAGED: " << printable(error.what(), Unprintable::Replaced)
+                  << "\n";
+      continue;
+    }
     ordered_json row{
         {"step", step}, {"bytes", one.file_bytes}, {"healthy", one.healthy}, {"pinned", one.pinned}};
     if (one.score) row["score"] = *one.score;

@@ -127,7 +127,7 @@ void TrainScreen::begin(const RunPlan& plan) {
 }
 
 bool TrainScreen::is_due(const StepRecord& record) const {
-  if (shown_step_ < 0) return true;
+  if (shown_step_ < 0 || record.step <= shown_step_) return true;  // the first, or the first after a rollback
   const double seconds = record.seconds - shown_seconds_;
   if (on_terminal()) return seconds >= kSecondsOnTerminal || record.step >= plan_.steps;
   const double steps = kShareElsewhere * static_cast<double>(plan_.steps - plan_.steps_done);

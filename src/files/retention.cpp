@@ -1,5 +1,6 @@
 #include "files/retention.h"
 
+#include <cmath>
 #include <set>
 
 namespace halfstep::files {
@@ -11,11 +12,11 @@ std::vector<int64_t> steps_to_remove(const std::vector<KeptCheckpoint>& all, con
   int64_t healthy = 0;
   for (auto one = all.rbegin(); one != all.rend(); ++one) {
     if (one->pinned) stay.insert(one->step);
-    if (!one->healthy) continue;
-    if (healthy++ < retention.keep_last) stay.insert(one->step);
+    if (one->healthy && healthy++ < retention.keep_last) stay.insert(one->step);
     if (retention.keep_every > 0 && one->step % retention.keep_every == 0) stay.insert(one->step);
     // Of equal scores the newest: it was trained for longer.
-    if (one->score && (best == nullptr || *one->score < *best->score)) best = &*one;
+    if (one->score && !std::isnan(*one->score) && (best == nullptr || *one->score < *best->score))
+      best = &*one;
   }
   if (retention.keep_best && best != nullptr) stay.insert(best->step);
   std::vector<int64_t> go;

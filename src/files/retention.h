@@ -10,7 +10,7 @@ namespace halfstep::files {
 struct Retention {
   int64_t keep_last = 3;   ///< healthy ones; 0 keeps all
   int64_t keep_every = 0;  ///< those of steps that are multiples of it stay for ever; 0: none
-  bool keep_best = false;  ///< the healthy one with the lowest score stays
+  bool keep_best = false;  ///< the one with the lowest score stays
 };
 
 struct KeptCheckpoint {
@@ -21,7 +21,7 @@ struct KeptCheckpoint {
 };
 
 /// Of checkpoints in the order of their steps, those that go. The newest always stays, and so does a pinned
-/// one. One that was saved while the run was in trouble takes no other's place: as soon as it is not the
+/// one. One that was saved while the run was in trouble is not among the last: as soon as it is not the
 /// newest any more it goes, and the last healthy ones are still there to go back to.
 std::vector<int64_t> steps_to_remove(const std::vector<KeptCheckpoint>& all, const Retention& retention);
 

@@ -7,6 +7,7 @@
 #include <charconv>
 #include <chrono>
 #include <cstdio>
+#include <deque>
 #include <string>
 #include <utility>
 
@@ -21,7 +22,9 @@ namespace {
 using log::AppendFile;
 using log::Message;
 
-constexpr size_t kKeptBytes = size_t{64} << 10;
+constexpr size_t kBlockBytes = size_t{64} << 10;
+// A disk that stays full for days must not fill the memory as well.
+constexpr size_t kMostRefused = size_t{64} << 20;
 constexpr int kTimeDigits = 10;  // of Unix time, from 2001 to 2286
 
 // Field numbers of TensorFlow's event.proto and summary.proto.
@@ -89,7 +92,10 @@ AppendFile open_new(const std::filesystem::path& folder) {
 
 struct EventFile::State {
   AppendFile file;
-  std::string kept{};  // whole records, not yet in the file
+  std::string kept{};                 // whole records, not yet in the file
+  std::deque<std::string> refused{};  // blocks of them that the disk did not take, the oldest first
+  size_t refused_bytes = 0;
+  int64_t lost_bytes = 0;  // for which there was no room in memory either
   // One for each level of nesting, used again.
   Message event{}, summary{}, value{}, histogram{};
 
@@ -107,7 +113,11 @@ struct EventFile::State {
     log::put_fixed(kept, log::masked_crc32c(std::string_view(kept).substr(start)));
     kept += bytes;
     log::put_fixed(kept, log::masked_crc32c(bytes));
-    if (kept.size() >= kKeptBytes) flush();
+    if (kept.size() < kBlockBytes) return;
+    try {
+      flush();
+    } catch (const FileError&) {  // kept, and told by the next call of flush
+    }
   }
 
   void begin_value(std::string_view tag) {
@@ -124,9 +134,17 @@ struct EventFile::State {
   }
 
   void flush() {
-    if (kept.empty()) return;
-    file.append(kept);
-    kept.clear();
+    if (!kept.empty() && refused_bytes + kept.size() <= kMostRefused) {
+      refused_bytes += kept.size();
+      refused.push_back(std::exchange(kept, {}));
+    } else if (kept.size() >= kBlockBytes) {
+      lost_bytes += static_cast<int64_t>(kept.size());
+      kept.clear();
+    }
+    for (; !refused.empty(); refused.pop_front()) {
+      file.append(refused.front());
+      refused_bytes -= refused.front().size();
+    }
   }
 };
 
@@ -184,6 +202,7 @@ void EventFile::histogram(std::string_view tag, const Histogram& histogram, int6
 }
 
 void EventFile::flush() { state_->flush(); }
+int64_t EventFile::lost_bytes() const { return state_->lost_bytes; }
 const std::filesystem::path& EventFile::path() const { return state_->file.path(); }
 
 }  // namespace halfstep

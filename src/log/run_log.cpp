@@ -143,8 +143,14 @@ RunLog RunLog::resume(const std::filesystem::path& folder, const RunHeader& head
       .latest_written = step,
       .seconds_before = seconds_before,
   });
-  state->append(step, log::run_line(state->line, header, step));
-  if (state->csv.file.size() == 0) state->csv.append(log::kCsvColumns);
+  const auto attempt = [](auto&& body) {
+    try {
+      body();
+    } catch (const FileError&) {  // kept, as every record that the disk refuses
+    }
+  };
+  attempt([&] { state->append(step, log::run_line(state->line, header, step)); });
+  if (state->csv.file.size() == 0) attempt([&] { state->csv.append(log::kCsvColumns); });
   files::sync_folder(folder);
   return RunLog(std::move(state));
 }

@@ -33,6 +33,8 @@ std::vector<int64_t> generate(CausalLM& model, const std::vector<int64_t>& promp
   std::vector<int64_t> ids = prompt;
   for (int64_t written = 0; written < options.tokens; ++written) {
     const at::Tensor logits = model.forward(last_of(ids, options.context)).select(1, -1).to(at::kFloat);
+    HALFSTEP_CHECK(logits.isfinite().all().item<bool>(),
+                   "generate: the model's logits are not all finite: its weights are ruined.");
     const at::Tensor next =
         options.temperature == 0
             ? logits.argmax(-1)

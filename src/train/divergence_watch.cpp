@@ -10,8 +10,9 @@
 namespace halfstep::train {
 
 void DivergenceWatch::see(int64_t step, double loss, bool skipped) {
-  last_bad_ = skipped || !std::isfinite(loss);
+  skips_ = skipped ? skips_ + 1 : 0;
   if (skipped) return;
+  last_bad_ = !std::isfinite(loss);
   if (windows_ > 0 && !(loss <= limit())) {
     if (above_++ == 0) above_since_ = step, lowest_above_ = loss;
     // NaN stays only where there is nothing else.
@@ -33,7 +34,7 @@ void DivergenceWatch::see(int64_t step, double loss, bool skipped) {
   margin_ = std::max(0.5 * (first_mean_ - mean), 6 * std::sqrt(squares / (kWindow - 1)));
 }
 
-bool DivergenceWatch::in_trouble() const { return last_bad_ || above_ >= int64_t{kShort}; }
+bool DivergenceWatch::in_trouble() const { return last_bad_ || above_ > 0 || skips_ >= int64_t{kShort}; }
 
 std::optional<std::string> DivergenceWatch::diverged() const {
   if (above_ < int64_t{kLong}) return std::nullopt;
@@ -56,6 +57,7 @@ StateDict DivergenceWatch::state_dict() const {
   state.set("above", above_);
   state.set("above_since", above_since_);
   state.set("lowest_above", lowest_above_);
+  state.set("skips", skips_);
   state.set("last_bad", int64_t{last_bad_});
   return state;
 }
@@ -78,6 +80,7 @@ void DivergenceWatch::load_state_dict(const StateDict& saved) {
   above_ = saved.integer("above");
   above_since_ = saved.integer("above_since");
   lowest_above_ = saved.real("lowest_above");
+  skips_ = saved.integer("skips");
   last_bad_ = saved.integer("last_bad") != 0;
 }
 

@@ -13,7 +13,7 @@ namespace halfstep::train {
 /// Compares each loss with the lowest mean of kWindow losses in a row that the run has had, plus a margin:
 /// half of all that the run had learnt until then, and six deviations of the losses in that window.
 ///
-///   in trouble   the last kShort losses are above, or the last step was skipped, or its loss is not finite
+///   in trouble   the last loss is above or not finite, or the last kShort steps were skipped
 ///   diverged     the last kLong losses are above: no batch by itself does that
 ///
 /// A loss that is not finite counts as above. Steps that were skipped say nothing of the loss.
@@ -41,7 +41,8 @@ class DivergenceWatch {
   int64_t above_ = 0;    ///< in a row
   int64_t above_since_ = 0;
   double lowest_above_ = 0;  ///< of these
-  bool last_bad_ = false;    ///< skipped, or not finite
+  int64_t skips_ = 0;        ///< in a row
+  bool last_bad_ = false;    ///< its loss was not finite
 };
 
 }  // namespace halfstep::train

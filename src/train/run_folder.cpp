@@ -24,6 +24,8 @@ constexpr int64_t kHistogramSteps = 100;
 constexpr double kStatusSeconds = 5;
 // After a save that failed: until the next attempt, twice as long each time.
 constexpr double kFirstRetrySeconds = 5, kLongestRetrySeconds = 300;
+// Of a disk that has not been seen to write yet: a slow one.
+constexpr double kGuessedBytesPerSecond = 100e6;
 
 double unix_time() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
@@ -145,9 +147,10 @@ void RunFolder::begin(const std::string& unit, uint64_t checkpoint_bytes, RunWat
   watcher_ = &watcher;
   check_room_to_begin(checkpoint_bytes);
   if (checkpoint_) {
-    HALFSTEP_CHECK(!has_pinned_after(step_), folder_.string(), ": a checkpoint after step ", step_,
-                   " is pinned, and going on from there would remove it. Unpin it, or copy it elsewhere; "
-                   "'halfstep checkpoint ls' shows which.");
+    const auto pinned = pinned_after(step_);
+    HALFSTEP_CHECK(!pinned, folder_.string(), ": the checkpoint of step ", pinned.value_or(0),
+                   " is pinned, and going on from step ", step_,
+                   " would remove it. Unpin it, or copy it elsewhere.");
     checkpoints_.remove_newer_than(step_);
     checkpoint_.reset();  // its tensors take as much memory as the run's
   } else if (const int64_t last = RunLog::last_step(folder_); last > 0) {
@@ -161,12 +164,15 @@ void RunFolder::begin(const std::string& unit, uint64_t checkpoint_bytes, RunWat
 
 void RunFolder::open_logs(const std::string& unit) {
   const RunHeader header = header_of(resolved_, unit);
-  log_.reset();
-  log_ = fs::exists(folder_ / "log.jsonl") ? RunLog::resume(folder_, header, step_)
-                                           : RunLog::create(folder_, header);
+  // One of the two may have been moved away.
+  const bool is_there = fs::exists(folder_ / "log.jsonl") || fs::exists(folder_ / "log.csv");
+  // The old ones go once the new ones are open: going back may be refused, and the end is told all the same.
+  RunLog log = is_there ? RunLog::resume(folder_, header, step_) : RunLog::create(folder_, header);
+  log_ = std::move(log);
   seconds_before_ = log_->seconds_before() - clock_.seconds();
-  if (resolved_.config.log.tensorboard)
-    events_.emplace(folder_, step_ > 0 ? std::optional(step_) : std::nullopt);
+  if (!resolved_.config.log.tensorboard) return;
+  EventFile events(folder_, step_ > 0 ? std::optional(step_) : std::nullopt);
+  events_ = std::move(events);
 }
 
 template <typename Body>
@@ -183,10 +189,10 @@ void RunFolder::patiently(int64_t step, const std::string& what, Body body) {
   if (refused == refused_since_.end()) return;
   const int64_t since = refused->second;
   refused_since_.erase(refused);
-  const std::string missing =
-      log_->lost() > 0
-          ? detail::concat("; ", log_->lost(), " records of the log are lost, for memory is bounded")
-          : "";
+  std::string missing;
+  if (log_->lost() > 0) missing = detail::concat("; ", log_->lost(), " records of the log are lost");
+  if (events_ && events_->lost_bytes() > 0)
+    missing += detail::concat("; ", events_->lost_bytes() / 1000000, " MB of events are lost");
   note(step, detail::concat(what, " can be written again; what was kept in memory since step ", since,
                             " is written", missing));
 }
@@ -248,28 +254,39 @@ bool RunFolder::save_due(int64_t step) const {
   const double since = seconds_here() - saved_at_;
   if (failures_ > 0) return since > retry_seconds();
   return (asked.every > 0 && step % asked.every == 0) ||
+         (asked.keep_every > 0 && step % asked.keep_every == 0) ||
          (asked.every_minutes > 0 && since > 60 * asked.every_minutes);
 }
 
 std::optional<uint64_t> RunFolder::free_bytes() const {
   struct statvfs disk{};
-  if (::statvfs((folder_ / "checkpoints").c_str(), &disk) != 0) return std::nullopt;  // the write will tell
+  // Some file systems fill in nothing, or -1: the write itself will tell.
+  if (::statvfs((folder_ / "checkpoints").c_str(), &disk) != 0 || disk.f_blocks == 0) return std::nullopt;
+  if (disk.f_bavail > disk.f_blocks) return std::nullopt;
   return uint64_t{disk.f_bavail} * disk.f_frsize;
 }
 
 void RunFolder::check_room_to_begin(uint64_t checkpoint_bytes) {
+  guessed_save_seconds_ = static_cast<double>(checkpoint_bytes) / kGuessedBytesPerSecond;
   const auto free = free_bytes();
   if (!free) return;
-  const std::vector<int64_t> steps = checkpoints_.steps();
-  const auto stay =
-      static_cast<uint64_t>(std::upper_bound(steps.begin(), steps.end(), step_) - steps.begin());
-  const uint64_t room = *free + (steps.size() - stay) * checkpoint_bytes;  // what is newer goes
+  const RunConfig::Checkpoint& asked = resolved_.config.checkpoint;
+  const auto keep_last = static_cast<uint64_t>(asked.keep_last);
+  uint64_t newer = 0, in_turn = 0;  // that go, and that will go when new ones come
+  for (const int64_t step : checkpoints_.steps()) {
+    const bool stays_for_ever = files::is_pinned(folder_ / "checkpoints", step) ||
+                                (asked.keep_every > 0 && step % asked.keep_every == 0);
+    if (step > step_)
+      ++newer;
+    else if (!stays_for_ever)
+      ++in_turn;
+  }
+  const uint64_t room = *free + newer * checkpoint_bytes;
   check_space(room, checkpoint_bytes);
-  const auto keep_last = static_cast<uint64_t>(resolved_.config.checkpoint.keep_last);
   // One more than are kept: an old one goes when the new one is there.
-  if (keep_last > 0 && stay <= keep_last && room < (keep_last + 1 - stay) * checkpoint_bytes)
+  if (keep_last > 0 && in_turn <= keep_last && room < (keep_last + 1 - in_turn) * checkpoint_bytes)
     notes_.push_back(detail::concat("the disk has room for ", room / checkpoint_bytes, " checkpoints of ",
-                                    checkpoint_bytes / 1000000, " MB, and ", keep_last + 1 - stay,
+                                    checkpoint_bytes / 1000000, " MB, and ", keep_last + 1 - in_turn,
                                     " are to come before the oldest goes: lower checkpoint.keep_last, or "
                                     "free some space"));
 }
@@ -278,14 +295,21 @@ void RunFolder::check_space(uint64_t room, uint64_t checkpoint_bytes) const {
   if (room < checkpoint_bytes)
     throw FileError(detail::concat((folder_ / "checkpoints").string(), ": ", room / 1000000,
                                    " MB are free, and a checkpoint takes ", checkpoint_bytes / 1000000,
-                                   ". Free some space, or lower checkpoint.keep_last."),
+                                   ". Free some space; 'halfstep checkpoint rm' removes old ones."),
                     ENOSPC);
+}
+
+std::string RunFolder::last_saved_text() const {
+  return saved_step_ > 0 ? detail::concat("The last one is of step ", saved_step_, ".")
+                         : std::string("There is none before it.");
 }
 
 void RunFolder::note_failed_save(int64_t step, const std::string& why) {
   ++failures_;
-  note(step, detail::concat("a checkpoint could not be saved: ", why, " The last one is of step ",
-                            saved_step_, ". It is tried again in ", retry_seconds(), " s; the run goes on."));
+  saved_at_ = seconds_here();  // from here on the wait for the next attempt counts
+  note(step,
+       detail::concat("a checkpoint could not be saved: ", why, " ", last_saved_text(), " It is tried again",
+                      ending_ ? "." : detail::concat(" in ", retry_seconds(), " s; the run goes on.")));
 }
 
 void RunFolder::save(Checkpoint checkpoint) {
@@ -326,7 +350,7 @@ void RunFolder::finish_saves(int64_t step) {
   }
   saved_step_ = saving.step;
   saved_unix_time_ = unix_time();
-  save_seconds_ = std::max(save_seconds_, seconds_here() - saving.begun);
+  longest_save_seconds_ = std::max(longest_save_seconds_.value_or(0), seconds_here() - saving.begun);
   failures_ = 0;
   watcher_->note(step, detail::concat("checkpoint of step ", saving.step,
                                       " is saved: ", saving.tensor_bytes / 1000000, " MB"));
@@ -339,35 +363,42 @@ void RunFolder::finish_saves(int64_t step) {
 
 void RunFolder::save_last(const Checkpoint& checkpoint) {
   constexpr std::array<double, 5> kPauses = {0.2, 0.5, 1, 2, 4};
+  ending_ = true;
   for (size_t attempt = 0;; ++attempt) {
     save(checkpoint);
     finish_saves(checkpoint.step);
     if (saved_step_ == checkpoint.step) return;
     if (attempt == kPauses.size())
-      throw FileError(
-          detail::concat(folder_.string(), ": the last checkpoint, of step ", checkpoint.step,
-                         ", could not be saved in ", attempt + 1, " attempts; that of step ", saved_step_,
-                         " is there. Free some space on the disk, then run the same ",
-                         "command again: it goes on from there."),
-          EIO);
+      throw FileError(detail::concat(folder_.string(), ": the last checkpoint, of step ", checkpoint.step,
+                                     ", could not be saved in ", attempt + 1, " attempts. ",
+                                     last_saved_text(), " Free some space on the disk, then run the same ",
+                                     saved_step_ > 0 ? "command again: it goes on from there."
+                                                     : "command again: it begins anew."),
+                      EIO);
     std::this_thread::sleep_for(std::chrono::duration<double>(kPauses[attempt]));
   }
 }
 
 std::optional<int64_t> RunFolder::healthy_step(int64_t most) const {
+  const auto is_healthy = [&](int64_t step) {
+    try {
+      return summarize_checkpoint(folder_ / "checkpoints", step).healthy;
+    } catch (const Error&) {
+      return false;  // damaged: nothing to go back to
+    }
+  };
   std::optional<int64_t> found;
   for (const int64_t step : checkpoints_.steps()) {
     if (found && step > most) break;
-    if (summarize_checkpoint(folder_ / "checkpoints", step).healthy) found = step;
+    if (is_healthy(step)) found = step;
   }
   return found;
 }
 
-bool RunFolder::has_pinned_after(int64_t step) const {
-  const std::vector<int64_t> steps = checkpoints_.steps();
-  return std::any_of(steps.begin(), steps.end(), [&](int64_t each) {
-    return each > step && files::is_pinned(folder_ / "checkpoints", each);
-  });
+std::optional<int64_t> RunFolder::pinned_after(int64_t step) const {
+  for (const int64_t each : checkpoints_.steps())
+    if (each > step && files::is_pinned(folder_ / "checkpoints", each)) return each;
+  return std::nullopt;
 }
 
 Checkpoint RunFolder::go_back_to(int64_t step, const std::string& unit) {

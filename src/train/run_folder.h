@@ -83,13 +83,13 @@ class RunFolder {
   /// Waits for the one under way.
   void finish_saves(int64_t step);
   int64_t saved_step() const { return saved_step_; }  ///< of the last one that is durable
-  double save_seconds() const { return save_seconds_; }
+  double save_seconds() const { return longest_save_seconds_.value_or(guessed_save_seconds_); }
 
   /// The last healthy checkpoint that is at most of this step, else the oldest healthy one; none if there is
   /// none.
   std::optional<int64_t> healthy_step(int64_t most) const;
-  /// Whether going back to a step would remove a checkpoint that somebody has pinned.
-  bool has_pinned_after(int64_t step) const;
+  /// The first that going back to a step would remove although somebody has pinned it.
+  std::optional<int64_t> pinned_after(int64_t step) const;
   /// Goes back to a checkpoint: what is newer goes, in the log too. When no save is under way.
   Checkpoint go_back_to(int64_t step, const std::string& unit);
 
@@ -105,6 +105,7 @@ class RunFolder {
   void check_room_to_begin(uint64_t checkpoint_bytes);
   void check_space(uint64_t room, uint64_t checkpoint_bytes) const;
   double retry_seconds() const;  ///< from a save that failed to the next attempt
+  std::string last_saved_text() const;
   void note_failed_save(int64_t step, const std::string& why);
 
   ResolvedConfig resolved_;
@@ -128,9 +129,11 @@ class RunFolder {
   };
   std::optional<Saving> saving_;
   int64_t saved_step_ = 0;
-  double saved_at_ = 0;      ///< seconds_here, when the last one was asked for
-  double save_seconds_ = 0;  ///< the longest so far
-  int failures_ = 0;         ///< in a row
+  double saved_at_ = 0;  ///< seconds_here, when the last one was asked for
+  std::optional<double> longest_save_seconds_;
+  double guessed_save_seconds_ = 0;  ///< until there is one
+  bool ending_ = false;              ///< the last save is under way
+  int failures_ = 0;                 ///< in a row
   double status_at_ = -1e9;
   double saved_unix_time_ = 0;
 };

@@ -4,6 +4,7 @@
 #include <halfstep/trainer.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "train/phase_clock.h"
 #include "train/run_folder.h"
@@ -58,7 +59,7 @@ struct Trainer::Impl {
   }
 
   const RunConfig& config() const { return resolved.config; }
-  bool last(int64_t step) const { return step == config().train.steps; }
+  bool last(int64_t step) const { return step >= config().train.steps; }
 
   class Run;
 };
@@ -75,9 +76,11 @@ class Trainer::Impl::Run {
         folder_(trainer.resolved, trainer.folder, trainer.options.from_step),
         watchdog_(60 * config_.train.watchdog_minutes, watcher) {
     // Before anything in the folder changes: a checkpoint that does not fit leaves it as it was.
+    HALFSTEP_CHECK(folder_.step() <= config_.train.steps, trainer.folder.string(), ": ", folder_.step(),
+                   " steps are done, and train.steps is ", config_.train.steps,
+                   ". Raise it, or go back to an earlier checkpoint: --from-step.");
     if (folder_.checkpoint()) training_.restore(*folder_.checkpoint());
-    folder_.begin(trainer.plan.unit, static_cast<uint64_t>(train::bytes_of(training_.checkpoint(0))),
-                  watcher);
+    folder_.begin(trainer.plan.unit, checkpoint_bytes(), watcher);
     begun_at_ = step_ = trainer.plan.steps_done = folder_.step();
     watcher.begin(trainer.plan);
     for (const std::string& note : folder_.notes()) watcher.note(step_, note);
@@ -102,18 +105,33 @@ class Trainer::Impl::Run {
   RunEnd take_steps() {
     if (step_ == 0) tell(evaluation_after(0));
     while (!trainer_.last(step_)) {
-      if (stop_.load())
-        return ended(RunOutcome::Interrupted,
-                     detail::concat("stopped after step ", step_, " of ", config_.train.steps,
-                                    "; the same command goes on from there"));
-      if (out_of_time())
-        return ended(RunOutcome::OutOfTime,
-                     detail::concat("stopped after step ", step_, " of ", config_.train.steps, ": ",
-                                    *config_.train.time_limit_minutes,
-                                    " minutes are nearly over; the same command goes on from there"));
+      // Right after going back nothing could be saved, and the batches that are left out would be forgotten.
+      const bool may_stop = step_ > folder_.saved_step() || !went_back_;
+      if (stop_.load() && may_stop)
+        return ended(RunOutcome::Interrupted, detail::concat("stopped after step ", step_, " of ",
+                                                             config_.train.steps, "; ", how_to_go_on()));
+      if (out_of_time() && may_stop)
+        return ended(
+            RunOutcome::OutOfTime,
+            detail::concat("stopped after step ", step_, " of ", config_.train.steps, ": ",
+                           *config_.train.time_limit_minutes, " minutes are nearly over; ", how_to_go_on()));
+      if (config_.train.patience && training_.evaluations_without_gain() >= *config_.train.patience)
+        return ended(RunOutcome::Done, detail::concat("the held-out loss has not fallen for ",
+                                                      training_.evaluations_without_gain(), " evaluations"));
       if (auto end = take_step()) return *end;
     }
     return ended(RunOutcome::Done, "all steps were taken");
+  }
+
+  uint64_t checkpoint_bytes() const {
+    // A copy of the state only where none is at hand.
+    return static_cast<uint64_t>(
+        train::bytes_of(folder_.checkpoint() ? *folder_.checkpoint() : training_.checkpoint(0)));
+  }
+
+  std::string how_to_go_on() const {
+    return trainer_.options.from_step ? "the same command without --from-step goes on from there"
+                                      : "the same command goes on from there";
   }
 
   /// One step with all that belongs to it. How the run ends, if it does.
@@ -130,15 +148,12 @@ class Trainer::Impl::Run {
       if (const auto why = training_.diverged(); why && config_.train.on_divergence != "go_on")
         return after_divergence(*why);
     } catch (const SkipLimitError& error) {
-      return after_divergence(error.what());
+      if (config_.train.on_divergence != "go_on") return after_divergence(error.what());
     }
     write_trace_if_due();
     folder_.look_after_saves(step_);
     if (folder_.save_due(step_) || is_new_best()) save();
     folder_.write_status("training", &*latest_, /*at_once=*/false);
-    if (config_.train.patience && training_.evaluations_without_gain() >= *config_.train.patience)
-      return ended(RunOutcome::Done, detail::concat("the held-out loss has not fallen for ",
-                                                    training_.evaluations_without_gain(), " evaluations"));
     return std::nullopt;
   }
 
@@ -152,21 +167,38 @@ class Trainer::Impl::Run {
       folder_.write(record);
     watcher_.step(record);
     tell(evaluation);
-    if (!due(step_, config_.train.sample_every)) return;
-    if (auto sample = training_.sample(step_)) {
-      sample->seconds = folder_.seconds();
-      folder_.write(*sample);
-      watcher_.sample(*sample);
+    // A model that has no finite loss has nothing to say.
+    if (due(step_, config_.train.sample_every) && !record.skipped && std::isfinite(record.loss))
+      tell_sample();
+  }
+
+  void tell_sample() {
+    PhaseClock clock;
+    try {
+      if (auto sample = training_.sample(step_)) {
+        sample->seconds = folder_.seconds();
+        folder_.write(*sample);
+        watcher_.sample(*sample);
+      }
+    } catch (const Error& error) {
+      folder_.note(step_, detail::concat("no sample: ", error.what()));
     }
+    longest_sample_ = std::max(longest_sample_, clock.seconds());
   }
 
   /// An evaluation that is due after this step: also before the first, to see what the run changes, and after
   /// the last.
   std::optional<EvaluationRecord> evaluation_after(int64_t step) {
-    const int64_t every = config_.train.evaluate_every;
-    if (every == 0 || !(due(step, every) || trainer_.last(step))) return std::nullopt;
+    if (!is_evaluated(step)) return std::nullopt;
     watchdog_.now(detail::concat("evaluating after step ", step));
-    return training_.evaluate(step);
+    const EvaluationRecord record = training_.evaluate(step);
+    longest_evaluation_ = std::max(longest_evaluation_, record.duration_seconds);
+    return record;
+  }
+
+  bool is_evaluated(int64_t step) const {
+    const int64_t every = config_.train.evaluate_every;
+    return every > 0 && (due(step, every) || trainer_.last(step));
   }
 
   void tell(std::optional<EvaluationRecord> evaluation) {
@@ -195,33 +227,53 @@ class Trainer::Impl::Run {
   /// helps nobody.
   std::optional<RunEnd> after_divergence(const std::string& why) {
     folder_.finish_saves(step_);
+    worth_saving_ = false;
     // A few steps before the first sign of it, for the cause comes before the sign.
     const int64_t most = training_.trouble_since() - 1 - int64_t{train::DivergenceWatch::kShort};
     auto target = folder_.healthy_step(most);
-    if (target && went_back_to_ == target) target = folder_.healthy_step(*target - 1);
+    if (target && training_.went_back_to() == target) target = folder_.healthy_step(*target - 1);
     const bool may_go_back =
         config_.train.on_divergence == "rollback" && training_.rollbacks() < config_.train.most_rollbacks;
-    if (!may_go_back || !target || folder_.has_pinned_after(*target)) {
-      const std::string remedy =
-          target ? detail::concat(" The checkpoint of step ", *target, " is from before: --from-step ",
-                                  *target, " goes on from it.")
-                 : "";
-      return ended(RunOutcome::Diverged, why + remedy);
+    if (!target || !may_go_back) return ended(RunOutcome::Diverged, why + remedy(target));
+    if (folder_.pinned_after(*target)) return ended(RunOutcome::Diverged, why + remedy(target));
+    try {
+      go_back_to(*target, why);
+    } catch (const Error& error) {
+      return ended(RunOutcome::Diverged,
+                   detail::concat(why, " Going back to step ", *target, " failed: ", error.what()));
     }
+    worth_saving_ = true;
+    return std::nullopt;
+  }
+
+  std::string remedy(std::optional<int64_t> target) const {
+    if (!target) return "";
+    const auto pinned = folder_.pinned_after(*target);
+    return detail::concat(" The checkpoint of step ", *target, " is from before: --from-step ", *target,
+                          " goes on from it.",
+                          pinned ? detail::concat(" That would remove the checkpoint of step ", *pinned,
+                                                  ", which is pinned: unpin it first.")
+                                 : "");
+  }
+
+  void go_back_to(int64_t target, const std::string& why) {
     const int64_t from = step_;
-    training_.go_back(folder_.go_back_to(*target, trainer_.plan.unit));
-    step_ = *target;
-    went_back_to_ = target;
+    training_.go_back(folder_.go_back_to(target, trainer_.plan.unit));
+    step_ = target;
+    went_back_ = true;
+    latest_.reset();
     folder_.note(step_, detail::concat("rolled back from step ", from, " to step ", step_, " (",
                                        training_.rollbacks(), " of at most ", config_.train.most_rollbacks,
                                        "), leaving out the batches between: ", why));
-    return std::nullopt;
   }
 
   bool out_of_time() const {
     if (!config_.train.time_limit_minutes) return false;
+    const int64_t next = step_ + 1;
+    const double aside = (is_evaluated(next) ? longest_evaluation_ : 0) +
+                         (due(next, config_.train.sample_every) ? longest_sample_ : 0);
     // A step, and twice the longest save: the last one may have to wait for another.
-    const double needed = 1.2 * longest_step_ + 2 * folder_.save_seconds() + 1;
+    const double needed = 1.2 * (longest_step_ + aside) + 2 * folder_.save_seconds() + 1;
     return trainer_.since_start.seconds() + needed > 60 * *config_.train.time_limit_minutes;
   }
 
@@ -256,7 +308,7 @@ class Trainer::Impl::Run {
   /// The error itself is the caller's; here, what can still be saved, and the end of the log.
   void end_failed(const std::string& why) {
     try {
-      if (!tried_last_save_ && training_.between_steps()) save_what_is_left();
+      if (worth_saving_ && !tried_last_save_ && training_.between_steps()) save_what_is_left();
     } catch (const std::exception&) {
     }
     try {
@@ -273,12 +325,11 @@ class Trainer::Impl::Run {
   RunFolder folder_;
   train::Watchdog watchdog_;
   int64_t step_ = 0, begun_at_ = 0;
-  bool tried_last_save_ = false;
+  bool tried_last_save_ = false, worth_saving_ = true, went_back_ = false;
   std::optional<StepRecord> latest_;
   std::optional<train::Trace> trace_;
   bool traced_ = false;
-  std::optional<int64_t> went_back_to_;
-  double longest_step_ = 0;
+  double longest_step_ = 0, longest_evaluation_ = 0, longest_sample_ = 0;
 };
 
 Trainer::Trainer(const ResolvedConfig& resolved, const std::filesystem::path& folder, TrainerOptions options)

@@ -6,6 +6,7 @@
 #include <halfstep/memory.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "train/choices.h"
 #include "train/machine_rate.h"
@@ -68,6 +69,7 @@ StepRecord Training::step(int64_t number, EventFile* histograms) {
                     .lr = optimizer_.next_lr(),
                     .tokens = task_->units_a_batch() * config_.train.accumulation};
   reset_memory_peak();
+  skip_limit_.reset();
   PhaseClock clock;
   for (int64_t batch = 0; batch < config_.train.accumulation; ++batch) {
     task_->take_batch();
@@ -154,6 +156,7 @@ void Training::write_histograms(EventFile& events, int64_t step) const {
 Checkpoint Training::checkpoint(int64_t step) const {
   StateDict progress;
   progress.set("rollbacks", progress_.rollbacks);
+  progress.set("went_back_to", progress_.went_back_to);
   progress.set("without_gain", progress_.without_gain);
   progress.set("best_loss", progress_.best_loss);
   Checkpoint made{.step = step,
@@ -164,7 +167,8 @@ Checkpoint Training::checkpoint(int64_t step) const {
                             {"watch", watch_.state_dict()},
                             {"progress", progress}},
                   .healthy = !watch_.in_trouble()};
-  if (progress_.evaluated_step == step) made.score = progress_.evaluated_loss;
+  if (progress_.evaluated_step == step && !std::isnan(progress_.evaluated_loss))
+    made.score = progress_.evaluated_loss;
   return made;
 }
 
@@ -177,8 +181,9 @@ void Training::restore(const Checkpoint& checkpoint) {
   task_->load_state_dict(checkpoint.part("task"));
   watch_.load_state_dict(checkpoint.part("watch"));
   const StateDict& progress = checkpoint.part("progress");
-  progress.expect_exactly("progress", {"rollbacks", "without_gain", "best_loss"});
+  progress.expect_exactly("progress", {"rollbacks", "went_back_to", "without_gain", "best_loss"});
   progress_ = {.rollbacks = progress.integer("rollbacks"),
+               .went_back_to = progress.integer("went_back_to"),
                .without_gain = progress.integer("without_gain"),
                .best_loss = progress.real("best_loss")};
   skip_limit_.reset();
@@ -191,6 +196,7 @@ void Training::go_back(const Checkpoint& checkpoint) {
   restore(checkpoint);
   task_->load_state_dict(position);
   progress_.rollbacks = rollbacks + 1;
+  progress_.went_back_to = checkpoint.step;
 }
 
 }  // namespace halfstep::train

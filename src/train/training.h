@@ -58,11 +58,15 @@ class Training {
   /// The same, but data goes on where it is: the batches since the checkpoint are left out.
   void go_back(const Checkpoint& checkpoint);
   int64_t rollbacks() const { return progress_.rollbacks; }
+  /// The step of the last rollback's checkpoint, if there was one.
+  std::optional<int64_t> went_back_to() const {
+    return progress_.rollbacks > 0 ? std::optional(progress_.went_back_to) : std::nullopt;
+  }
 
  private:
   /// What a run counts over all its processes.
   struct Progress {
-    int64_t rollbacks = 0;
+    int64_t rollbacks = 0, went_back_to = 0;
     int64_t without_gain = 0;
     double best_loss = std::numeric_limits<double>::infinity();  ///< held out
     int64_t evaluated_step = -1;

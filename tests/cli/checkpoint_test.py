@@ -58,6 +58,14 @@ class CheckpointCommand(unittest.TestCase):
         self.assertIn("1 of 2 checkpoints damaged", done.stderr)
         self.assertEqual(run("checkpoint", "verify", str(self.run), "--step", "1").returncode, 0)
 
+    def test_ls_shows_a_damaged_one_among_the_others(self):
+        manifest = self.run / "step-000000001" / "manifest.json"
+        manifest.write_text(manifest.read_text().replace("step", "stop", 1))
+        rows = ask("checkpoint", "ls", str(self.run))
+        self.assertIn("damaged", rows[0])
+        self.assertEqual(rows[1]["step"], 2)
+        self.assertIn("DAMAGED", run("checkpoint", "ls", str(self.run)).stdout)
+
     def test_export_writes_a_part_and_full_precision_weights(self):
         to = str(self.run.parent / "out.safetensors")
         ask("checkpoint", "export", str(self.run), "--part", "model", "-o", to)

@@ -106,6 +106,23 @@ class LongRun(unittest.TestCase):
         self.assertIn("could not be saved in 6 attempts", err)
         self.assertEqual(self.log()[-1]["outcome"], "failed")
 
+    def test_refused_events_end_nothing(self):
+        run = Run(self, "log.tensorboard=true", steps=250, fault="write:events.out:3-60:ENOSPC")
+        code, err, records = run.end()
+        self.assertEqual(code, 0, err)
+        self.assertEqual(self.steps()[-1], 250)
+
+    def test_a_rollback_that_the_disk_refuses_to_log_is_made_all_the_same(self):
+        wild = ("train.on_divergence=rollback", "train.most_rollbacks=1", "optimizer.clip_norm=1000",
+                "checkpoint.every=10")
+        calm = Run(self, *wild, "optimizer.lr=3e-3", steps=60)
+        self.assertEqual(calm.end()[0], 0)
+        run = Run(self, *wild, "optimizer.lr=10", steps=400, fault="write:log.jsonl:20-100000:ENOSPC")
+        code, err, records = run.end()
+        self.assertEqual(code, 4, err)
+        notes = [record["text"] for record in records if record["kind"] == "note"]
+        self.assertTrue(any("rolled back from step" in note for note in notes), notes)
+
     @unittest.skipIf(os.geteuid() != 0, "needs root, to mount a small disk")
     def test_a_disk_without_room_for_a_checkpoint_is_told_before_the_first_step(self):
         disk = self.folder / "run"

@@ -207,6 +207,18 @@ TEST(TrainScreen, TerminalIsRedrawnTenTimesASecondAtMostAndShowsTheLastStep) {
   EXPECT_NE(shown.out.str().find("step 1000/1000"), std::string::npos);
 }
 
+TEST(TrainScreen, AfterARollbackItGoesOnShowingSteps) {
+  for (const ScreenMode mode : {ScreenMode::Terminal, ScreenMode::Plain}) {
+    Shown shown(mode);
+    shown.screen->begin(plan_of(1000));
+    for (int64_t step = 1; step <= 500; ++step)
+      shown.screen->step(record_of(step, 100.0 * static_cast<double>(step)));
+    shown.text();
+    shown.screen->step(record_of(401, 40100.0));
+    EXPECT_NE(shown.text().find("401"), std::string::npos);
+  }
+}
+
 TEST(TrainScreen, PlainLogsStayShort) {
   const auto lines_of = [](int64_t steps, double step_seconds) {
     Shown shown(ScreenMode::Plain);

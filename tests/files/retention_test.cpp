@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <random>
 
 namespace halfstep::files {
@@ -51,7 +52,7 @@ TEST(Retention, ARunInTroubleRotatesNoHealthyCheckpointAway) {
 TEST(Retention, KeepsTheBestMultiplesAndPinnedOnes) {
   const std::vector<KeptCheckpoint> saved = {{.step = 100, .score = 3.0},
                                              {.step = 150, .score = 1.5},
-                                             {.step = 160, .healthy = false, .score = 0.1},
+                                             {.step = 160, .healthy = false, .score = std::nan("")},
                                              {.step = 170, .pinned = true},
                                              {.step = 200, .score = 2.0},
                                              {.step = 210, .score = 1.5},
@@ -61,6 +62,23 @@ TEST(Retention, KeepsTheBestMultiplesAndPinnedOnes) {
             (std::vector<int64_t>{100, 170, 200, 220}));
   EXPECT_EQ(steps_of(after_saving(saved, {.keep_last = 1, .keep_best = true})),
             (std::vector<int64_t>{170, 210, 220}));
+}
+
+TEST(Retention, ALossThatIsNoNumberIsNotTheBest) {
+  EXPECT_EQ(
+      steps_of(after_saving({{.step = 1, .score = 2.0}, {.step = 2, .score = std::nan("")}, {.step = 3}},
+                            {.keep_last = 1, .keep_best = true})),
+      (std::vector<int64_t>{1, 3}));
+}
+
+// One overflow in FP16, just before: the weights are as they were.
+TEST(Retention, WhatStaysForEverAndTheBestStayWhateverTheirHealth) {
+  EXPECT_EQ(steps_of(after_saving({{.step = 100, .healthy = false},
+                                   {.step = 110, .healthy = false, .score = 1.0},
+                                   {.step = 120},
+                                   {.step = 130}},
+                                  {.keep_last = 1, .keep_every = 100, .keep_best = true})),
+            (std::vector<int64_t>{100, 110, 130}));
 }
 
 TEST(Retention, WhateverTheHistoryTheNewestAndTheLastHealthyOnesStay) {
@@ -81,7 +99,7 @@ TEST(Retention, WhateverTheHistoryTheNewestAndTheLastHealthyOnesStay) {
     int64_t last_healthy = retention.keep_last;
     for (auto one = saved.rbegin(); one != saved.rend(); ++one) {
       const bool among_last = one->healthy && last_healthy-- > 0;
-      const bool multiple = one->healthy && retention.keep_every > 0 && one->step % retention.keep_every == 0;
+      const bool multiple = retention.keep_every > 0 && one->step % retention.keep_every == 0;
       EXPECT_TRUE(stays(one->step) || !(among_last || multiple || one->pinned)) << one->step;
     }
   }

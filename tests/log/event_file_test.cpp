@@ -1,9 +1,12 @@
 // Against TensorBoard, which shares no line with us.
 #include <gtest/gtest.h>
+#include <halfstep/error.h>
 #include <halfstep/event_file.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <cstdlib>
 #include <limits>
 #include <random>
@@ -150,6 +153,48 @@ TEST(EventFile, HoldsNothingBackAfterAFlush) {
   file.flush();
   EXPECT_GT(std::filesystem::file_size(file.path()), empty);
   EXPECT_TRUE(file.path().filename().string().starts_with("events.out.tfevents.")) << file.path();
+}
+
+/// Files may not grow beyond so many bytes while it lives: what a full disk is to a process.
+class FileSizeLimit {
+ public:
+  explicit FileSizeLimit(rlim_t bytes) : signal_(std::signal(SIGXFSZ, SIG_IGN)) {
+    ::getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit limit{.rlim_cur = bytes, .rlim_max = before_.rlim_max};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  ~FileSizeLimit() {
+    ::setrlimit(RLIMIT_FSIZE, &before_);
+    std::signal(SIGXFSZ, signal_);
+  }
+
+ private:
+  void (*signal_)(int);
+  rlimit before_{};
+};
+
+TEST(EventFile, WhatTheDiskRefusesIsKeptAndFlushAloneThrows) {
+  const testing::ScratchFolder run;
+  EventFile file(run.path());
+  constexpr int64_t kSteps = 20'000;  // of about 50 bytes: a megabyte
+  {
+    const FileSizeLimit limit(100'000);
+    for (int64_t step = 1; step <= kSteps; ++step) file.scalar("loss", static_cast<double>(step), step);
+    EXPECT_THROW(file.flush(), FileError);
+  }
+  file.flush();
+  EXPECT_EQ(file.lost_bytes(), 0);
+  EXPECT_EQ(ask("events", run.path())["scalars"]["loss"].size(), static_cast<size_t>(kSteps));
+}
+
+TEST(EventFile, ADiskThatStaysFullDoesNotFillTheMemory) {
+  const testing::ScratchFolder run;
+  EventFile file(run.path());
+  const std::string tag(60'000, 't');
+  const FileSizeLimit limit(1000);
+  for (int64_t step = 1; step <= 1500; ++step) file.scalar(tag, 1.0, step);  // 90 MB
+  EXPECT_GT(file.lost_bytes(), 10'000'000);
+  EXPECT_LT(file.lost_bytes(), 40'000'000);
 }
 
 TEST(EventFile, ALimitWithoutABucketIsRefused) {

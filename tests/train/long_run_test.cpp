@@ -306,6 +306,45 @@ TEST_F(Diverging, TheLastGoodCheckpointIsStillThere) {
   EXPECT_EQ(of_steps("run", "loss").size(), 120U);
 }
 
+TEST_F(Diverging, CheckpointsOfEveryStepLeaveOneFromBefore) {
+  Counter first(60), second;
+  run(with({}), "run", first);
+  const RunEnd end =
+      run(with({"optimizer.lr=10", "optimizer.clip_norm=1000", "checkpoint.every=1"}), "run", second);
+  ASSERT_EQ(end.outcome, RunOutcome::Diverged) << end.why;
+  const auto number_after = [&](const std::string& words) {
+    const size_t at = end.why.find(words);
+    return at == std::string::npos ? -1 : std::stoll(end.why.substr(at + words.size()));
+  };
+  EXPECT_LT(number_after("--from-step "), number_after("since step ")) << end.why;
+  EXPECT_GT(number_after("--from-step "), 0) << end.why;
+}
+
+TEST_F(Diverging, ADamagedOldCheckpointIsPassedOver) {
+  Counter first(60), second;
+  run(with({}), "run", first);
+  const std::vector<int64_t> steps = checkpoint_steps(checkpoints("run"));
+  ASSERT_EQ(steps, (std::vector<int64_t>{50, 60}));
+  const auto manifest = checkpoints("run") / "step-000000050/manifest.json";
+  std::string text = read_text(manifest);
+  text[text.size() / 2] ^= 1;
+  write_text(manifest, text);
+  const RunEnd end = run(with({"optimizer.lr=10", "optimizer.clip_norm=1000"}), "run", second);
+  EXPECT_EQ(end.outcome, RunOutcome::Diverged) << end.why;
+  EXPECT_NE(end.why.find("--from-step 60"), std::string::npos) << end.why;
+}
+
+TEST_F(Diverging, APinThatStandsInTheWayOfARollbackIsNamed) {
+  Counter first(60), second;
+  run(with({}), "run", first);
+  pin_checkpoint(checkpoints("run"), 60, true);
+  const RunEnd end = run(with({"optimizer.lr=10", "optimizer.clip_norm=1000", "train.on_divergence=rollback",
+                               "train.steps=400"}),
+                         "run", second);
+  EXPECT_EQ(end.outcome, RunOutcome::Diverged) << end.why;
+  EXPECT_NE(end.why.find("step 60, which is pinned: unpin it first"), std::string::npos) << end.why;
+}
+
 TEST_F(Diverging, RollsBackAsOftenAsAllowedAndTellsEachTime) {
   Counter first(60);
   run(with({}), "run", first);
@@ -393,6 +432,71 @@ TEST_F(LongRun, PatienceEndsARunThatNoLongerGains) {
   EXPECT_EQ(end.outcome, RunOutcome::Done);
   EXPECT_LT(end.step, 400);
   EXPECT_NE(end.why.find("has not fallen"), std::string::npos);
+}
+
+TEST_F(LongRun, ARunThatPatienceHasEndedTakesNoFurtherStep) {
+  const ResolvedConfig asked = config({"train.steps=400", "train.evaluate_every=2", "train.patience=2",
+                                       "optimizer.lr=1e-12", "train.sample_every=0"});
+  Counter first, second;
+  run(asked, "run", first);
+  const auto before = last_state("run");
+  EXPECT_EQ(run(asked, "run", second).outcome, RunOutcome::Done);
+  EXPECT_EQ(second.steps, 0);
+  EXPECT_EQ(last_state("run"), before);
+}
+
+TEST_F(LongRun, FewerStepsThanAreDoneAreRefused) {
+  Counter first, second;
+  run(config(), "run", first);
+  const std::string before = read_text(folder_ / "run/config.toml");
+  EXPECT_NE(error_of(config({"train.steps=4"}), "run").find("8 steps are done, and train.steps is 4"),
+            std::string::npos);
+  EXPECT_EQ(read_text(folder_ / "run/config.toml"), before);
+  EXPECT_EQ(run(config({"train.steps=4"}), "run", second, {.from_step = 3}).outcome, RunOutcome::Done);
+}
+
+TEST_F(LongRun, AStoppedRunThatWentBackSaysHowToGoOn) {
+  Counter first, second(5);
+  run(config(), "run", first);
+  const RunEnd end = run(config(), "run", second, {.from_step = 3});
+  EXPECT_EQ(end.outcome, RunOutcome::Interrupted);
+  EXPECT_NE(end.why.find("the same command without --from-step"), std::string::npos) << end.why;
+}
+
+TEST_F(LongRun, MultiplesThatStayForEverAreSavedWhateverTheClockSays) {
+  Counter counter;
+  run(config({"checkpoint.every=0", "checkpoint.keep_every=4", "checkpoint.keep_last=1", "train.steps=10"}),
+      "run", counter);
+  EXPECT_EQ(checkpoint_steps(checkpoints("run")), (std::vector<int64_t>{4, 8, 10}));
+}
+
+TEST_F(LongRun, ALogThatWasMovedAwayIsBegunAnew) {
+  for (const char* moved : {"log.jsonl", "log.csv"}) {
+    const std::string name = std::string("run-") + moved;
+    Counter first(4), second;
+    run(config(), name, first);
+    std::filesystem::rename(folder_ / name / moved, folder_ / (name + ".old"));
+    EXPECT_EQ(run(config(), name, second).outcome, RunOutcome::Done) << moved;
+    EXPECT_EQ(of_steps(name, "loss").size(), moved == std::string("log.jsonl") ? 4U : 8U);
+  }
+}
+
+TEST_F(LongRun, ARuinedModelIsADivergenceNotAFailure) {
+  Counter counter;
+  const RunEnd end = run(config({"train.steps=400", "train.sample_every=1", "optimizer.lr=1e30",
+                                 "optimizer.clip_norm=1e30", "train.evaluate_every=0"}),
+                         "run", counter);
+  EXPECT_EQ(end.outcome, RunOutcome::Diverged) << end.why;
+}
+
+TEST_F(LongRun, GoOnGoesOnAfterTooManySkippedStepsToo) {
+  Counter counter;
+  const RunEnd end =
+      run(config({"train.steps=150", "train.sample_every=1", "optimizer.lr=1e30", "optimizer.clip_norm=1e30",
+                  "train.evaluate_every=0", "train.on_divergence=go_on"}),
+          "run", counter);
+  EXPECT_EQ(end.outcome, RunOutcome::Done) << end.why;
+  EXPECT_GT(counter.skipped, 120);
 }
 
 TEST_F(LongRun, ATimeLimitSavesAndEnds) {
