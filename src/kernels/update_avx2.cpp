@@ -22,6 +22,8 @@ struct Avx2 {
   static __m128i load_codes(const void* codes) { return _mm_loadu_si128(static_cast<const __m128i*>(codes)); }
 
   static Floats fma(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
+  /// For numbers that are not below `other`: the maximum is its second operand where the first is a NaN.
+  static Floats number_or(Floats lanes, float other) { return _mm256_max_ps(lanes, _mm256_set1_ps(other)); }
   static Floats sqrt(Floats lanes) { return _mm256_sqrt_ps(lanes); }
   static Doubles low_doubles(Floats lanes) { return _mm256_cvtps_pd(_mm256_castps256_ps128(lanes)); }
   static Doubles high_doubles(Floats lanes) { return _mm256_cvtps_pd(_mm256_extractf128_ps(lanes, 1)); }
@@ -29,6 +31,9 @@ struct Avx2 {
 
   static Floats load_fp16(const std::uint16_t* codes) { return _mm256_cvtph_ps(load_codes(codes)); }
   static Words widen(const std::uint16_t* codes) { return Words(_mm256_cvtepu16_epi32(load_codes(codes))); }
+  static Words widen_signed(const std::uint16_t* codes) {
+    return Words(_mm256_cvtepi16_epi32(load_codes(codes)));
+  }
   static Words widen(const std::uint8_t* codes) {
     return Words(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes))));
   }
@@ -40,11 +45,27 @@ struct Avx2 {
   static void narrow(std::uint16_t* codes, Words lanes) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(codes), halves_of(lanes));
   }
+  static void narrow_low_half(std::uint16_t* codes, Words lanes) { narrow(codes, lanes & 0xffffu); }
   static void narrow(std::uint8_t* codes, Words lanes) {
     const __m128i halves = halves_of(lanes);
     _mm_storel_epi64(reinterpret_cast<__m128i*>(codes), _mm_packus_epi16(halves, halves));
   }
 
+  static Mask is_zero(Words lanes) {
+    return Words(_mm256_cmpeq_epi32(__m256i(lanes), _mm256_setzero_si256()));
+  }
+  static Mask at_most(Words lanes, std::uint32_t limit) {
+    const __m256i least = _mm256_min_epu32(__m256i(lanes), _mm256_set1_epi32(int(limit)));
+    return Words(_mm256_cmpeq_epi32(least, __m256i(lanes)));
+  }
+  static Words absolute(Words lanes) { return Words(_mm256_abs_epi32(__m256i(lanes))); }
+  static Words choose(Mask condition, Words then, Words otherwise) {
+    return Words(_mm256_blendv_epi8(__m256i(otherwise), __m256i(then), __m256i(condition)));
+  }
+  static Words zero_if_negative(Words lanes, Mask where) {
+    const __m256i negative = _mm256_srai_epi32(__m256i(lanes), 31);
+    return Words(_mm256_andnot_si256(_mm256_and_si256(negative, __m256i(where)), __m256i(lanes)));
+  }
   static Mask nonzero(Floats lanes) {
     return Words(_mm256_castps_si256(_mm256_cmp_ps(lanes, _mm256_setzero_ps(), _CMP_NEQ_UQ)));
   }

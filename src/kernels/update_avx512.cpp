@@ -22,6 +22,8 @@ struct Avx512 {
   }
 
   static Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+  /// For numbers that are not below `other`: the maximum is its second operand where the first is a NaN.
+  static Floats number_or(Floats lanes, float other) { return _mm512_max_ps(lanes, _mm512_set1_ps(other)); }
   static Floats sqrt(Floats lanes) { return _mm512_sqrt_ps(lanes); }
   static Doubles low_doubles(Floats lanes) { return _mm512_cvtps_pd(_mm512_castps512_ps256(lanes)); }
   static Doubles high_doubles(Floats lanes) { return _mm512_cvtps_pd(_mm512_extractf32x8_ps(lanes, 1)); }
@@ -29,16 +31,31 @@ struct Avx512 {
 
   static Floats load_fp16(const std::uint16_t* codes) { return _mm512_cvtph_ps(load_codes(codes)); }
   static Words widen(const std::uint16_t* codes) { return Words(_mm512_cvtepu16_epi32(load_codes(codes))); }
+  static Words widen_signed(const std::uint16_t* codes) {
+    return Words(_mm512_cvtepi16_epi32(load_codes(codes)));
+  }
   static Words widen(const std::uint8_t* codes) {
     return Words(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes))));
   }
   static void narrow(std::uint16_t* codes, Words lanes) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), _mm512_cvtepi32_epi16(__m512i(lanes)));
   }
+  static void narrow_low_half(std::uint16_t* codes, Words lanes) { narrow(codes, lanes); }
   static void narrow(std::uint8_t* codes, Words lanes) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(codes), _mm512_cvtepi32_epi8(__m512i(lanes)));
   }
 
+  static Mask is_zero(Words lanes) { return _mm512_testn_epi32_mask(__m512i(lanes), __m512i(lanes)); }
+  static Mask at_most(Words lanes, std::uint32_t limit) {
+    return _mm512_cmple_epu32_mask(__m512i(lanes), _mm512_set1_epi32(int(limit)));
+  }
+  static Words absolute(Words lanes) { return Words(_mm512_abs_epi32(__m512i(lanes))); }
+  static Words choose(Mask condition, Words then, Words otherwise) {
+    return Words(_mm512_mask_mov_epi32(__m512i(otherwise), condition, __m512i(then)));
+  }
+  static Words zero_if_negative(Words lanes, Mask where) {
+    return Words(_mm512_mask_max_epi32(__m512i(lanes), where, __m512i(lanes), _mm512_setzero_si512()));
+  }
   static Mask nonzero(Floats lanes) { return _mm512_cmp_ps_mask(lanes, _mm512_setzero_ps(), _CMP_NEQ_UQ); }
   static Mask and_equal(Mask mask, Words a, Words b) {
     return _mm512_mask_cmpeq_epi32_mask(mask, __m512i(a), __m512i(b));

@@ -61,7 +61,7 @@ struct VectorStages : Vectors<Isa> {
   static void join(const std::uint16_t* working, const std::uint16_t* remainder, float* master,
                    std::size_t count) {
     const std::size_t done = for_vectors(count, [&](std::size_t i) {
-      Isa::store(master + i, floats_of(joined(Isa::widen(working + i), Isa::widen(remainder + i))));
+      Isa::store(master + i, floats_of(joined(remainder + i, Isa::widen(working + i))));
     });
     kTwin.join(working + done, remainder + done, master + done, count - done);
   }

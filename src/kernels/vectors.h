@@ -58,16 +58,19 @@ struct Vectors {
     return Isa::load_fp16(codes);
   }
 
-  /// Sign-extends the remainder. See `join` in update_scalar.cpp for zeros.
-  static Words joined(Words working, Words remainder) {
-    const Words below = (remainder ^ 0x8000u) - 0x8000u;
-    const Words stale = where(((working << 17) | (~below & kFp32Sign)) == 0u);
-    return (working << 16) + (below & ~stale);
+  /// The master of 16 and 16 bits. See `join` in update_scalar.cpp for zeros.
+  static Words joined(const std::uint16_t* remainder, Words working) {
+    return (working << 16) + Isa::zero_if_negative(Isa::widen_signed(remainder), Isa::is_zero(working << 17));
   }
 
-  /// The FP32 master, or the BF16 working copy where the master does not round to it.
+  /// The FP32 master, or the BF16 working copy where the master does not round to it: where the two are more
+  /// than half a unit in the last place apart, or just that beside an odd working copy. In a pass that counts
+  /// each instruction this is half of what rounding takes; the one difference is beside a zero, where a NaN
+  /// of nothing but ones, which no arithmetic gives, counts as next to it.
   static Words unless_edited(Words master, Words working) {
-    return choose(where(bf16_of(floats_of(master)) == working), master, working << 16);
+    const Words edited = working << 16;
+    return Isa::choose(Isa::at_most(Isa::absolute(master - edited) + (working & 1u), 0x8000u), master,
+                       edited);
   }
 
   /// Nearest even. A NaN is first freed of its payload, so that nothing is carried.

@@ -3,6 +3,10 @@
 #include <gtest/gtest.h>
 #include <halfstep/error.h>
 
+#include <bit>
+#include <cmath>
+#include <random>
+
 #include "kernels/optimizer_state.h"
 
 namespace halfstep {
@@ -132,6 +136,44 @@ TEST(Update, RefusesLayoutsAndRunsThatThereAreNot) {
   inside_a_block.first_element = 128;
   EXPECT_THROW(adamw_update({.moments = MomentStorage::Blockwise8}, step, inside_a_block), Error);
   EXPECT_THROW(adamw_step({}, 0), Error);
+}
+
+// The vectors multiply by a reciprocal and correct the product, where the scalar code divides.
+TEST(UpdateTables, SecondMomentsAreCorrectedAsByADivision) {
+  std::mt19937 random(11);
+  std::vector<float> corrections = {1.0f, 0x1.fffffep-1f, 0x1.fffffcp-1f, 0x1.000002p-1f, 0x1.fffffep-9f};
+  for (const double beta2 : {0.9, 0.95, 0.99, 0.999, 0.99999})
+    for (int step = 1; step < 40'000; step += 1 + step / 8)
+      corrections.push_back(static_cast<float>(std::sqrt(1 - std::pow(beta2, step))));
+  constexpr std::size_t kElements = 8192;
+  std::vector<float> seconds(kElements);
+  for (float& second : seconds)
+    second = std::bit_cast<float>(static_cast<std::uint32_t>(random() & 0x7fffffff));
+  // Not numbers alone: random bits hold an Inf or a NaN now and then, and these are edges.
+  seconds[0] = 0.0f, seconds[1] = INFINITY, seconds[2] = 0x1p-149f, seconds[3] = 0x1.fffffep127f;
+  for (const float correction : corrections) {
+    const AdamWStep step{
+        .beta2 = 1, .second_correction = correction, .eps = 0, .negative_step_size = -1, .random = {}};
+    std::vector<std::vector<float>> updates;
+    for (const KernelTable* table : available_kernels()) {
+      const std::vector<float> zeros(kElements, 0.0f);
+      std::vector<float> first(kElements, 1.0f), second = seconds, next(kElements), update(kElements);
+      table->update->adamw(step,
+                           {.weight = zeros.data(),
+                            .grad = zeros.data(),
+                            .first_moment = first.data(),
+                            .second_moment = second.data(),
+                            .next_weight = next.data(),
+                            .update = update.data()},
+                           kElements);
+      updates.push_back(update);
+    }
+    for (const auto& update : updates)
+      for (std::size_t i = 0; i < kElements; ++i)
+        ASSERT_TRUE(std::bit_cast<std::uint32_t>(update[i]) == std::bit_cast<std::uint32_t>(updates[0][i]) ||
+                    (std::isnan(update[i]) && std::isnan(updates[0][i])))
+            << correction << ", second moment " << seconds[i] << ": " << update[i] << ", " << updates[0][i];
+  }
 }
 
 }  // namespace
