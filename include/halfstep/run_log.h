@@ -112,6 +112,8 @@ class HALFSTEP_API RunLog {
   /// once. After step 0 nothing is left of it. A file that is missing is begun.
   [[nodiscard]] static RunLog resume(const std::filesystem::path& folder, const RunHeader& header,
                                      int64_t step);
+  /// Throws what `resume` would throw of damaged files, and changes nothing.
+  static void check_resumable(const std::filesystem::path& folder, int64_t step);
 
   ~RunLog();
   RunLog(RunLog&&) noexcept;

@@ -83,8 +83,12 @@ std::optional<Checkpoint> CheckpointFolder::load_latest() const {
   if (steps.empty()) return std::nullopt;
   try {
     return load(steps.back());
-  } catch (const FileError&) {
-    throw;
+  } catch (const FileError& error) {
+    if (error.code() != ENOENT || steps.size() < 2) throw;
+    throw FileError(
+        detail::concat(error.what(), " The checkpoint before is of step ", steps[steps.size() - 2],
+                       ": 'halfstep train --from-step' goes on from it."),
+        error.code());
   } catch (const Error& error) {
     const std::string before =
         steps.size() > 1 ? detail::concat("The one before is of step ", steps[steps.size() - 2],

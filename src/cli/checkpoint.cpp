@@ -239,7 +239,7 @@ CLI::App* add_action(CLI::App& parent, const std::shared_ptr<Request>& request, 
   const bool required = step == Step::Required;
   action
       ->add_option("--step", request->step, std::string(required ? "Step" : "Step; the latest if not given"))
-      ->check(CLI::NonNegativeNumber)
+      ->transform(decimal)
       ->required(required);
   action->add_flag("--json", request->json, std::string("As JSON"));
   return action;

@@ -4,6 +4,7 @@
 #include <halfstep/error.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 
@@ -40,6 +41,15 @@ auto about_files(Function function) {
   } catch (const Error& error) {
     throw ExitWith(kFiles, error.what());
   }
+}
+
+/// A count in decimal digits, also as it stands in a folder's name: 000000100. CLI11 would read that as
+/// octal.
+inline std::string decimal(std::string text) {
+  if (text.empty() || text.find_first_not_of("0123456789") != text.npos)
+    throw CLI::ValidationError(text + " is no step: give a number in decimal digits");
+  text.erase(0, std::min(text.find_first_not_of('0'), text.size() - 1));
+  return text;
 }
 
 /// App::add_flag with a description; CLI11 2.1 finds a string literal there ambiguous in C++20.

@@ -51,7 +51,14 @@ StopSignals::StopSignals() {
   struct sigaction action{};
   action.sa_handler = on_signal;
   action.sa_flags = SA_RESTART;  // a write of a checkpoint goes on
-  for (const int signal : kSignals) sigaction(signal, &action, nullptr);
+  for (const int signal : kSignals) {
+    struct sigaction inherited{};
+    sigaction(signal, nullptr, &inherited);
+    // nohup, and a shell that starts it in the background, mean that these do not concern it.
+    const bool is_of_terminal = signal == SIGHUP || signal == SIGINT;
+    if (is_of_terminal && inherited.sa_handler == SIG_IGN) continue;
+    sigaction(signal, &action, nullptr);
+  }
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);  // a write beyond `ulimit -f` is then refused as on a full disk
   std::signal(SIGBUS, on_bus_error);

@@ -86,9 +86,14 @@ Path make_new_folder(const Request& request) {
 class ScratchFolder {
  public:
   ScratchFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "halfstep-dry-run-XXXXXX").string();
+    std::error_code missing;
+    const std::filesystem::path temporary = std::filesystem::temp_directory_path(missing);
+    if (missing)
+      throw FileError("TMPDIR names no folder: " + missing.message() + ". Set it to one, or leave it out.",
+                      missing.value());
+    std::string name = (temporary / "halfstep-dry-run-XXXXXX").string();
     if (mkdtemp(name.data()) == nullptr)
-      throw FileError("No folder can be made in " + std::filesystem::temp_directory_path().string(), errno);
+      throw FileError("No folder can be made in " + temporary.string(), errno);
     path_ = name;
   }
   ~ScratchFolder() {
@@ -221,7 +226,7 @@ void add_train(CLI::App& program) {
       ->type_name("DIR");
   command->add_option("--from-step", request->from_step, "Go on from this checkpoint; later ones go")
       ->type_name("STEP")
-      ->check(CLI::NonNegativeNumber);
+      ->transform(decimal);
   command->add_flag("--print-config", request->print_config,
                     std::string("Show every value and where it came from, and stop"));
   command->add_flag("--dry-run", request->dry_run, std::string("Say memory and time, and write nothing"));

@@ -23,7 +23,12 @@ namespace fs = std::filesystem;
 
 fs::path opened(const fs::path& run) {
   make_folders(run);
-  const fs::path resolved = fs::canonical(run);
+  std::error_code broken;
+  const fs::path resolved = fs::canonical(run, broken);
+  if (broken)
+    throw FileError(detail::concat(run.string(), ": is a link to nothing: ", broken.message(),
+                                   ". Mount what it leads to, or remove it."),
+                    broken.value());
   // Before the first step, not after an hour of training.
   if (::faccessat(AT_FDCWD, resolved.c_str(), W_OK | X_OK, AT_EACCESS) != 0)
     throw_file_error("write into the folder", resolved);

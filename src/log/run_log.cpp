@@ -95,6 +95,35 @@ double seconds_of(const std::string& step_record, const std::filesystem::path& p
   return seconds != record.end() && seconds->is_number() ? seconds->get<double>() : 0.0;
 }
 
+struct LogEnds {
+  bool has_jsonl = false, has_csv = false;
+  log::LogEnd jsonl{}, csv{};
+};
+
+/// Where the records up to a step end in both files. Both are looked at even if one is refused: what has to
+/// be moved away is told at once.
+LogEnds ends_of(const std::filesystem::path& folder, int64_t step) {
+  HALFSTEP_CHECK(step >= 0, folder.string(), ": resumed after step ", step, "; steps count from 1.");
+  const auto jsonl = folder / kJsonl, csv = folder / kCsv;
+  std::error_code unknown;  // then it is created, which is refused for the same reason
+  LogEnds ends{.has_jsonl = std::filesystem::exists(jsonl, unknown),
+               .has_csv = std::filesystem::exists(csv, unknown)};
+  std::string faults;
+  const auto look = [&](log::LogEnd& into, auto&& reader, const std::filesystem::path& path) {
+    try {
+      into = reader(path, step);
+    } catch (const FileError&) {
+      throw;
+    } catch (const Error& error) {
+      faults += (faults.empty() ? "" : " ") + std::string(error.what());
+    }
+  };
+  if (ends.has_jsonl) look(ends.jsonl, log::end_of_jsonl, jsonl);
+  if (ends.has_csv) look(ends.csv, log::end_of_csv, csv);
+  if (!faults.empty()) throw Error(faults);
+  return ends;
+}
+
 }  // namespace
 
 RunLog::RunLog(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -112,27 +141,9 @@ RunLog RunLog::create(const std::filesystem::path& folder, const RunHeader& head
 }
 
 RunLog RunLog::resume(const std::filesystem::path& folder, const RunHeader& header, int64_t step) {
-  HALFSTEP_CHECK(step >= 0, folder.string(), ": resumed after step ", step, "; steps count from 1.");
-  const auto jsonl = folder / kJsonl, csv = folder / kCsv;
-  std::error_code unknown;  // then it is created, which is refused for the same reason
-  const bool has_jsonl = std::filesystem::exists(jsonl, unknown);
-  const bool has_csv = std::filesystem::exists(csv, unknown);
   // Both are looked through before either is cut: a file that is refused leaves the other as it was.
-  // Both are looked at even if one is refused: what has to be moved away is told at once.
-  log::LogEnd end, csv_end;
-  std::string faults;
-  const auto look = [&](log::LogEnd& into, auto&& reader, const std::filesystem::path& path) {
-    try {
-      into = reader(path, step);
-    } catch (const FileError&) {
-      throw;
-    } catch (const Error& error) {
-      faults += (faults.empty() ? "" : " ") + std::string(error.what());
-    }
-  };
-  if (has_jsonl) look(end, log::end_of_jsonl, jsonl);
-  if (has_csv) look(csv_end, log::end_of_csv, csv);
-  if (!faults.empty()) throw Error(faults);
+  const auto [has_jsonl, has_csv, end, csv_end] = ends_of(folder, step);
+  const auto jsonl = folder / kJsonl, csv = folder / kCsv;
   const double seconds_before = seconds_of(end.step_record, jsonl);
   // Of a run that begins anew nothing is kept: what was told before its first step is told again.
   const bool anew = step == 0;
@@ -154,6 +165,8 @@ RunLog RunLog::resume(const std::filesystem::path& folder, const RunHeader& head
   files::sync_folder(folder);
   return RunLog(std::move(state));
 }
+
+void RunLog::check_resumable(const std::filesystem::path& folder, int64_t step) { ends_of(folder, step); }
 
 void RunLog::step(const StepRecord& record) {
   HALFSTEP_CHECK(record.step > state_->latest_written, state_->jsonl.file.path().string(), ": step ",

@@ -18,7 +18,9 @@ void check_skip_limit(const char* whose, const LossScaling& options, const LossS
           scale,
           " Training has stopped moving: look for an Inf in the forward pass, or lower the learning "
           "rate",
-          scaled ? ", or train in BF16. LossScaling::max_consecutive_skips sets this limit." : "."),
+          scaled ? ", or train in BF16. LossScaling::max_consecutive_skips "
+                   "(precision.loss_scale.max_consecutive_skips of a run) sets this limit."
+                 : "."),
       parameter);
 }
 

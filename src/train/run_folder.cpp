@@ -47,7 +47,13 @@ std::optional<Checkpoint> checkpoint_to_resume(const CheckpointFolder& checkpoin
                    ", and checkpoint.resume is never. Leave one of them out.");
     return std::nullopt;
   }
-  if (from_step) return checkpoints.load(*from_step);
+  if (from_step) {
+    const std::vector<int64_t> steps = checkpoints.steps();
+    HALFSTEP_CHECK(std::binary_search(steps.begin(), steps.end(), *from_step), folder.string(),
+                   ": has no checkpoint of step ", *from_step,
+                   ". 'halfstep checkpoint ls' shows those that there are.");
+    return checkpoints.load(*from_step);
+  }
   auto latest = checkpoints.load_latest();
   HALFSTEP_CHECK(latest || resume != "must", folder.string(),
                  ": has no checkpoint, and checkpoint.resume is must. Check run.folder.");
@@ -151,6 +157,7 @@ void RunFolder::begin(const std::string& unit, uint64_t checkpoint_bytes, RunWat
     HALFSTEP_CHECK(!pinned, folder_.string(), ": the checkpoint of step ", pinned.value_or(0),
                    " is pinned, and going on from step ", step_,
                    " would remove it. Unpin it, or copy it elsewhere.");
+    RunLog::check_resumable(folder_, step_);
     checkpoints_.remove_newer_than(step_);
     checkpoint_.reset();  // its tensors take as much memory as the run's
   } else if (const int64_t last = RunLog::last_step(folder_); last > 0) {
@@ -164,8 +171,8 @@ void RunFolder::begin(const std::string& unit, uint64_t checkpoint_bytes, RunWat
 
 void RunFolder::open_logs(const std::string& unit) {
   const RunHeader header = header_of(resolved_, unit);
-  // One of the two may have been moved away.
-  const bool is_there = fs::exists(folder_ / "log.jsonl") || fs::exists(folder_ / "log.csv");
+  // One or both may have been moved away.
+  const bool is_there = step_ > 0 || fs::exists(folder_ / "log.jsonl") || fs::exists(folder_ / "log.csv");
   // The old ones go once the new ones are open: going back may be refused, and the end is told all the same.
   RunLog log = is_there ? RunLog::resume(folder_, header, step_) : RunLog::create(folder_, header);
   log_ = std::move(log);
@@ -327,7 +334,7 @@ void RunFolder::save(Checkpoint checkpoint) {
     const SaveReport report = checkpoints_.save_async(std::move(checkpoint));
     saving_ = {
         .step = step, .tensor_bytes = static_cast<int64_t>(report.tensor_bytes), .begun = seconds_here()};
-  } catch (const FileError& error) {
+  } catch (const Error& error) {
     note_failed_save(step, error.what());
   }
 }
@@ -345,7 +352,8 @@ void RunFolder::finish_saves(int64_t step) {
     checkpoints_.wait();
   } catch (const OldCheckpointError& error) {
     trouble = error.what();
-  } catch (const FileError& error) {
+  } catch (const Error& error) {
+    // Of the disk, or of what somebody put among the checkpoints meanwhile.
     return note_failed_save(step, error.what());
   }
   saved_step_ = saving.step;

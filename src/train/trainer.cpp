@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "train/phase_clock.h"
 #include "train/run_folder.h"
@@ -80,7 +81,7 @@ class Trainer::Impl::Run {
                    " steps are done, and train.steps is ", config_.train.steps,
                    ". Raise it, or go back to an earlier checkpoint: --from-step.");
     if (folder_.checkpoint()) training_.restore(*folder_.checkpoint());
-    folder_.begin(trainer.plan.unit, checkpoint_bytes(), watcher);
+    folder_.begin(trainer.plan.unit, trainer.last(folder_.step()) ? 0 : checkpoint_bytes(), watcher);
     begun_at_ = step_ = trainer.plan.steps_done = folder_.step();
     watcher.begin(trainer.plan);
     for (const std::string& note : folder_.notes()) watcher.note(step_, note);
@@ -106,10 +107,14 @@ class Trainer::Impl::Run {
     if (step_ == 0) tell(evaluation_after(0));
     while (!trainer_.last(step_)) {
       // Right after going back nothing could be saved, and the batches that are left out would be forgotten.
-      const bool may_stop = step_ > folder_.saved_step() || !went_back_;
+      const bool may_stop = !just_went_back_;
       if (stop_.load() && may_stop)
         return ended(RunOutcome::Interrupted, detail::concat("stopped after step ", step_, " of ",
                                                              config_.train.steps, "; ", how_to_go_on()));
+      HALFSTEP_CHECK(longest_step_ > 0 || !out_of_time(), "not one step fits into the ",
+                     config_.train.time_limit_minutes.value_or(0),
+                     " minutes of train.time_limit_minutes: to start took ", trainer_.since_start.seconds(),
+                     " s. Raise it.");
       if (out_of_time() && may_stop)
         return ended(
             RunOutcome::OutOfTime,
@@ -152,7 +157,8 @@ class Trainer::Impl::Run {
     }
     write_trace_if_due();
     folder_.look_after_saves(step_);
-    if (folder_.save_due(step_) || is_new_best()) save();
+    const bool first_after_rollback = std::exchange(just_went_back_, false);
+    if (folder_.save_due(step_) || is_new_best() || first_after_rollback) save();
     folder_.write_status("training", &*latest_, /*at_once=*/false);
     return std::nullopt;
   }
@@ -228,8 +234,8 @@ class Trainer::Impl::Run {
   std::optional<RunEnd> after_divergence(const std::string& why) {
     folder_.finish_saves(step_);
     worth_saving_ = false;
-    // A few steps before the first sign of it, for the cause comes before the sign.
-    const int64_t most = training_.trouble_since() - 1 - int64_t{train::DivergenceWatch::kShort};
+    // The last whose weights have given a loss that was well: the step after it was taken with them.
+    const int64_t most = training_.trouble_since() - 2;
     auto target = folder_.healthy_step(most);
     if (target && training_.went_back_to() == target) target = folder_.healthy_step(*target - 1);
     const bool may_go_back =
@@ -260,7 +266,7 @@ class Trainer::Impl::Run {
     const int64_t from = step_;
     training_.go_back(folder_.go_back_to(target, trainer_.plan.unit));
     step_ = target;
-    went_back_ = true;
+    just_went_back_ = true;
     latest_.reset();
     folder_.note(step_, detail::concat("rolled back from step ", from, " to step ", step_, " (",
                                        training_.rollbacks(), " of at most ", config_.train.most_rollbacks,
@@ -325,7 +331,7 @@ class Trainer::Impl::Run {
   RunFolder folder_;
   train::Watchdog watchdog_;
   int64_t step_ = 0, begun_at_ = 0;
-  bool tried_last_save_ = false, worth_saving_ = true, went_back_ = false;
+  bool tried_last_save_ = false, worth_saving_ = true, just_went_back_ = false;
   std::optional<StepRecord> latest_;
   std::optional<train::Trace> trace_;
   bool traced_ = false;

@@ -153,6 +153,10 @@ void Training::write_histograms(EventFile& events, int64_t step) const {
   }
 }
 
+bool Training::on_trial(int64_t step) const {
+  return progress_.rollbacks > 0 && step <= progress_.went_back_to + int64_t{DivergenceWatch::kLong};
+}
+
 Checkpoint Training::checkpoint(int64_t step) const {
   StateDict progress;
   progress.set("rollbacks", progress_.rollbacks);
@@ -166,7 +170,7 @@ Checkpoint Training::checkpoint(int64_t step) const {
                             {"task", task_->state_dict()},
                             {"watch", watch_.state_dict()},
                             {"progress", progress}},
-                  .healthy = !watch_.in_trouble()};
+                  .healthy = !watch_.in_trouble() && !on_trial(step)};
   if (progress_.evaluated_step == step && !std::isnan(progress_.evaluated_loss))
     made.score = progress_.evaluated_loss;
   return made;

@@ -73,6 +73,8 @@ class Training {
     double evaluated_loss = 0;
   };
 
+  /// So soon after a rollback that it may diverge again: the ones before are kept until then.
+  bool on_trial(int64_t step) const;
   void write_histograms(EventFile& events, int64_t step) const;
 
   RunConfig config_;

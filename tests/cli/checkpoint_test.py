@@ -58,6 +58,11 @@ class CheckpointCommand(unittest.TestCase):
         self.assertIn("1 of 2 checkpoints damaged", done.stderr)
         self.assertEqual(run("checkpoint", "verify", str(self.run), "--step", "1").returncode, 0)
 
+    def test_a_step_may_be_given_as_it_stands_in_the_folders_name(self):
+        self.assertEqual(ask("checkpoint", "inspect", str(self.run), "--step", "000000001")["step"], 1)
+        for text in ("0x2", "-1", "1e0", ""):
+            self.assertEqual(run("checkpoint", "inspect", str(self.run), "--step", text).returncode, 2, text)
+
     def test_ls_shows_a_damaged_one_among_the_others(self):
         manifest = self.run / "step-000000001" / "manifest.json"
         manifest.write_text(manifest.read_text().replace("step", "stop", 1))

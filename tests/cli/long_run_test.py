@@ -106,6 +106,25 @@ class LongRun(unittest.TestCase):
         self.assertIn("could not be saved in 6 attempts", err)
         self.assertEqual(self.log()[-1]["outcome"], "failed")
 
+    def test_under_nohup_a_hangup_is_nothing(self):
+        run = Run(self, every=0, wrapper=("nohup",))
+        run.until("step", 10)
+        run.process.send_signal(signal.SIGHUP)
+        run.until("step", 40)
+        run.process.send_signal(signal.SIGTERM)
+        self.assertEqual(run.end()[0], 143)
+
+    def test_what_somebody_puts_among_the_checkpoints_ends_nothing(self):
+        run = Run(self, every=20, steps=3000)
+        run.until("step", 30)
+        stray = self.folder / "run" / "checkpoints" / "step-000999999"
+        stray.symlink_to("step-000000020")
+        run.until("step", 100)
+        stray.unlink()
+        code, err, records = run.end()
+        self.assertEqual(code, 0, err)
+        self.assertEqual(self.steps()[-1], 3000)
+
     def test_refused_events_end_nothing(self):
         run = Run(self, "log.tensorboard=true", steps=250, fault="write:events.out:3-60:ENOSPC")
         code, err, records = run.end()

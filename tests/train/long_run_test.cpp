@@ -366,6 +366,10 @@ TEST_F(Diverging, RollsBackAsOftenAsAllowedAndTellsEachTime) {
     }
   EXPECT_EQ(records.back()["kind"], "end");
   EXPECT_EQ(records.back()["step"], end.step);
+  // The limit holds for the run, not for the process.
+  Counter again;
+  EXPECT_EQ(run(with(wild), "run", again).outcome, RunOutcome::Diverged);
+  EXPECT_FALSE(has_note(again, "rolled back from step"));
   // The healthy ones before are still there, and the run can go on with a sane rate.
   const std::vector<int64_t> steps = checkpoint_steps(checkpoints("run"));
   EXPECT_LE(steps.front(), 60);
@@ -479,6 +483,46 @@ TEST_F(LongRun, ALogThatWasMovedAwayIsBegunAnew) {
     EXPECT_EQ(run(config(), name, second).outcome, RunOutcome::Done) << moved;
     EXPECT_EQ(of_steps(name, "loss").size(), moved == std::string("log.jsonl") ? 4U : 8U);
   }
+}
+
+TEST_F(LongRun, WhereBothLogsWereMovedAwayTheNewOneSaysWhereItBegins) {
+  Counter first(4), second;
+  run(config(), "run", first);
+  for (const char* name : {"run/log.jsonl", "run/log.csv"}) std::filesystem::remove(folder_ / name);
+  EXPECT_EQ(run(config(), "run", second).outcome, RunOutcome::Done);
+  EXPECT_EQ(log("run").front()["kind"], "run");
+  EXPECT_EQ(log("run").front()["step"], 4);
+}
+
+TEST_F(LongRun, ALogThatIsRefusedLeavesTheCheckpointsThatWereToGo) {
+  Counter first;
+  run(config(), "run", first);
+  const std::vector<int64_t> steps = checkpoint_steps(checkpoints("run"));
+  std::string text = read_text(folder_ / "run/log.jsonl");
+  text.replace(text.find('\n') + 1, 1, "x");
+  write_text(folder_ / "run/log.jsonl", text);
+  const std::string before = read_text(folder_ / "run/config.toml");
+  EXPECT_NE(error_of(config({"log.every=2"}), "run", {.from_step = 3}).find("log.jsonl"), std::string::npos);
+  EXPECT_EQ(checkpoint_steps(checkpoints("run")), steps);
+  EXPECT_EQ(read_text(folder_ / "run/config.toml"), before);
+}
+
+TEST_F(LongRun, AStepWithoutACheckpointIsNamed) {
+  Counter first;
+  run(config(), "run", first);
+  EXPECT_NE(error_of(config(), "run", {.from_step = 5}).find("has no checkpoint of step 5"),
+            std::string::npos);
+}
+
+TEST_F(LongRun, ATimeLimitBelowOneStepIsAnErrorNotAnEnd) {
+  EXPECT_NE(error_of(config({"train.time_limit_minutes=1e-6"}), "run").find("not one step fits"),
+            std::string::npos);
+}
+
+TEST_F(LongRun, CheckpointsThatLeadNowhereAreRefusedWithTheReason) {
+  std::filesystem::create_directories(folder_ / "run");
+  std::filesystem::create_directory_symlink(folder_ / "not-mounted", folder_ / "run/checkpoints");
+  EXPECT_NE(error_of(config(), "run").find("checkpoints"), std::string::npos);
 }
 
 TEST_F(LongRun, ARuinedModelIsADivergenceNotAFailure) {
