@@ -22,38 +22,23 @@ struct OptimizerStages : Vectors<Isa> {
           beta2(all(step.beta2)),
           second_weight(all(step.second_weight)),
           second_correction(all(step.second_correction)),
-          second_reciprocal(all(1 / step.second_correction)),
           eps(all(step.eps)),
           negative_step_size(all(step.negative_step_size)),
           kept(all(step.kept)),
           decay(all(step.decay)) {}
     bool from_moment;
-    Floats lerp_weight, beta2, second_weight, second_correction, second_reciprocal, eps, negative_step_size,
-        kept, decay;
+    Floats lerp_weight, beta2, second_weight, second_correction, eps, negative_step_size, kept, decay;
   };
 
   struct Updated {
     Floats first, second, next_weight, update;
   };
 
-  /// root / second_correction, rounded as a division is, in a sixth of its time. A quotient by the rounded
-  /// reciprocal is off by less than a unit in the last place, and one correction by its remainder, which is
-  /// exact, rounds it right (Markstein, IBM J. Res. Dev. 34, 1990) for every divisor but one with a
-  /// significand of nothing but ones; with that one, every significand of a root was tried, and is right as
-  /// well. Neither overflow nor underflow is near: a root is 0 or between 2^-75 and 2^64, a correction at
-  /// most 1 and at least 2^-27 (beta2 is below 1 in FP64). The remainder of an Inf, a NaN, is replaced by the
-  /// lowest number, and the Inf stays.
-  static Floats corrected(const AdamWVectors& k, Floats root) {
-    const Floats quotient = root * k.second_reciprocal;
-    const Floats remainder = Isa::fma(-quotient, k.second_correction, root);
-    return Isa::fma(Isa::number_or(remainder, -0x1.fffffep127f), k.second_reciprocal, quotient);
-  }
-
   static Updated adamw_vector(const AdamWVectors& k, Floats weight, Floats grad, Floats before,
                               Floats second_before) {
     const Floats first = Isa::fma(k.lerp_weight, grad - before, k.from_moment ? before : grad);
     const Floats second = Isa::fma(k.second_weight * grad, grad, second_before * k.beta2);
-    const Floats denominator = corrected(k, Isa::sqrt(second)) + k.eps;
+    const Floats denominator = Isa::sqrt(second) / k.second_correction + k.eps;
     const Floats change = k.negative_step_size * first / denominator;
     return {first, second, weight * k.kept + change, change - weight * k.decay};
   }

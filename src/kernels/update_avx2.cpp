@@ -22,8 +22,6 @@ struct Avx2 {
   static __m128i load_codes(const void* codes) { return _mm_loadu_si128(static_cast<const __m128i*>(codes)); }
 
   static Floats fma(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
-  /// For numbers that are not below `other`: the maximum is its second operand where the first is a NaN.
-  static Floats number_or(Floats lanes, float other) { return _mm256_max_ps(lanes, _mm256_set1_ps(other)); }
   static Floats sqrt(Floats lanes) { return _mm256_sqrt_ps(lanes); }
   static Doubles low_doubles(Floats lanes) { return _mm256_cvtps_pd(_mm256_castps256_ps128(lanes)); }
   static Doubles high_doubles(Floats lanes) { return _mm256_cvtps_pd(_mm256_extractf128_ps(lanes, 1)); }

@@ -22,8 +22,6 @@ struct Avx512 {
   }
 
   static Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
-  /// For numbers that are not below `other`: the maximum is its second operand where the first is a NaN.
-  static Floats number_or(Floats lanes, float other) { return _mm512_max_ps(lanes, _mm512_set1_ps(other)); }
   static Floats sqrt(Floats lanes) { return _mm512_sqrt_ps(lanes); }
   static Doubles low_doubles(Floats lanes) { return _mm512_cvtps_pd(_mm512_castps512_ps256(lanes)); }
   static Doubles high_doubles(Floats lanes) { return _mm512_cvtps_pd(_mm512_extractf32x8_ps(lanes, 1)); }
