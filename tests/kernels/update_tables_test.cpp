@@ -138,7 +138,7 @@ TEST(Update, RefusesLayoutsAndRunsThatThereAreNot) {
   EXPECT_THROW(adamw_step({}, 0), Error);
 }
 
-// The vectors multiply by a reciprocal and correct the product, where the scalar code divides.
+// For whatever correction and second moment: every table rounds this division alike.
 TEST(UpdateTables, SecondMomentsAreCorrectedAsByADivision) {
   std::mt19937 random(11);
   std::vector<float> corrections = {1.0f, 0x1.fffffep-1f, 0x1.fffffcp-1f, 0x1.000002p-1f, 0x1.fffffep-9f};
