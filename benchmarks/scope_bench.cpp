@@ -3,7 +3,8 @@
 //
 //   scope_bench [--json] [--rounds N]      N >= 15
 //
-// Exits with 1 when the `engine` policy costs more than 1.05 of the bare step or a scope more than 1000 ns.
+// Exits with 1 when the `engine` policy costs more than 1.05 of the bare step, by twice the standard error of
+// what was measured, or a scope more than 1000 ns.
 #include <halfstep/autocast.h>
 #include <torch/torch.h>
 
@@ -102,6 +103,8 @@ struct Comparison {
   double engine_error;    // standard error of that median
   double standard_ratio;  // to bare, the median over rounds
   bool same_bits;
+
+  double surely_at_least() const { return engine_ratio - 2 * engine_error; }
 };
 
 bool equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
@@ -222,8 +225,12 @@ struct Report {
   bool same_bits() const {
     return std::all_of(models.begin(), models.end(), [](const auto& m) { return m.same_bits; });
   }
+  /// A machine that others use may not give the median better than to 2 %: then a ratio just above the limit
+  /// is no finding.
   bool good() const {
-    return same_bits() && engine_ratio() <= kEngineRatioLimit && scope_ns <= kScopeNsLimit;
+    return same_bits() && scope_ns <= kScopeNsLimit &&
+           std::all_of(models.begin(), models.end(),
+                       [](const auto& m) { return m.surely_at_least() <= kEngineRatioLimit; });
   }
 
  private:

@@ -18,7 +18,7 @@ enum class StepOutcome {
 /// What became of the updates of one parameter, element by element. Counted by Halfstep's own optimizers.
 struct UpdateStall {
   std::string parameter;
-  int64_t updates = 0;  ///< elements whose update was not 0
+  int64_t updates = 0;  ///< elements whose update was a number other than 0
   int64_t held = 0;     ///< of these: too small to move the working copy; with a master they add up there
   int64_t lost = 0;     ///< of these: rounded away for good, because no copy of the weight moved
 

@@ -43,7 +43,7 @@ struct UpdateRun {
 /// What became of the updates of a run. An update is what the step asks to add to a weight, weight decay
 /// included, as one FP32 number.
 struct UpdateCounts {
-  std::uint64_t nonzero = 0;          // elements whose update was not 0
+  std::uint64_t nonzero = 0;          // elements whose update was a number other than 0
   std::uint64_t working_unmoved = 0;  // of these: the working copy has the same bits as before
   std::uint64_t lost = 0;             // of these: so has its companion, and nothing random evens it out
 

@@ -22,6 +22,8 @@ struct Avx2 {
   static __m128i load_codes(const void* codes) { return _mm_loadu_si128(static_cast<const __m128i*>(codes)); }
 
   static Floats fma(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
+  /// For numbers that are not below `other`: the maximum is its second operand where the first is a NaN.
+  static Floats number_or(Floats lanes, float other) { return _mm256_max_ps(lanes, _mm256_set1_ps(other)); }
   static Floats sqrt(Floats lanes) { return _mm256_sqrt_ps(lanes); }
   static Doubles low_doubles(Floats lanes) { return _mm256_cvtps_pd(_mm256_castps256_ps128(lanes)); }
   static Doubles high_doubles(Floats lanes) { return _mm256_cvtps_pd(_mm256_extractf128_ps(lanes, 1)); }
@@ -64,8 +66,9 @@ struct Avx2 {
     const __m256i negative = _mm256_srai_epi32(__m256i(lanes), 31);
     return Words(_mm256_andnot_si256(_mm256_and_si256(negative, __m256i(where)), __m256i(lanes)));
   }
+  /// A NaN is not counted, see `asks` in update_scalar.cpp.
   static Mask nonzero(Floats lanes) {
-    return Words(_mm256_castps_si256(_mm256_cmp_ps(lanes, _mm256_setzero_ps(), _CMP_NEQ_UQ)));
+    return Words(_mm256_castps_si256(_mm256_cmp_ps(lanes, _mm256_setzero_ps(), _CMP_NEQ_OQ)));
   }
   static Mask and_equal(Mask mask, Words a, Words b) {
     return mask & Words(_mm256_cmpeq_epi32(__m256i(a), __m256i(b)));

@@ -22,6 +22,8 @@ struct Avx512 {
   }
 
   static Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+  /// For numbers that are not below `other`: the maximum is its second operand where the first is a NaN.
+  static Floats number_or(Floats lanes, float other) { return _mm512_max_ps(lanes, _mm512_set1_ps(other)); }
   static Floats sqrt(Floats lanes) { return _mm512_sqrt_ps(lanes); }
   static Doubles low_doubles(Floats lanes) { return _mm512_cvtps_pd(_mm512_castps512_ps256(lanes)); }
   static Doubles high_doubles(Floats lanes) { return _mm512_cvtps_pd(_mm512_extractf32x8_ps(lanes, 1)); }
@@ -54,7 +56,8 @@ struct Avx512 {
   static Words zero_if_negative(Words lanes, Mask where) {
     return Words(_mm512_mask_max_epi32(__m512i(lanes), where, __m512i(lanes), _mm512_setzero_si512()));
   }
-  static Mask nonzero(Floats lanes) { return _mm512_cmp_ps_mask(lanes, _mm512_setzero_ps(), _CMP_NEQ_UQ); }
+  /// A NaN is not counted, see `asks` in update_scalar.cpp.
+  static Mask nonzero(Floats lanes) { return _mm512_cmp_ps_mask(lanes, _mm512_setzero_ps(), _CMP_NEQ_OQ); }
   static Mask and_equal(Mask mask, Words a, Words b) {
     return _mm512_mask_cmpeq_epi32_mask(mask, __m512i(a), __m512i(b));
   }

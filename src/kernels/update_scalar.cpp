@@ -176,22 +176,25 @@ void load_block_moment(const std::uint8_t* codes, float scale, float* values, st
   }
 }
 
+/// A NaN asks for nothing: whether the weight "moves" from one NaN to another is the compiler's choice.
+bool asks(float update) { return std::abs(update) > 0; }
+
 std::size_t nonzero(const float* update, std::size_t count) {
   std::size_t found = 0;
-  for (std::size_t i = 0; i < count; ++i) found += update[i] != 0;
+  for (std::size_t i = 0; i < count; ++i) found += asks(update[i]);
   return found;
 }
 
 std::size_t unmoved_words(const float* update, const float* before, const float* after, std::size_t count) {
   std::size_t found = 0;
-  for (std::size_t i = 0; i < count; ++i) found += update[i] != 0 && bits_of(before[i]) == bits_of(after[i]);
+  for (std::size_t i = 0; i < count; ++i) found += asks(update[i]) && bits_of(before[i]) == bits_of(after[i]);
   return found;
 }
 
 std::size_t unmoved_codes(const float* update, const std::uint16_t* before, const std::uint16_t* after,
                           std::size_t count) {
   std::size_t found = 0;
-  for (std::size_t i = 0; i < count; ++i) found += update[i] != 0 && before[i] == after[i];
+  for (std::size_t i = 0; i < count; ++i) found += asks(update[i]) && before[i] == after[i];
   return found;
 }
 

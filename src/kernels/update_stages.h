@@ -76,7 +76,7 @@ struct UpdateStages {
                                 std::size_t count);
   void (*load_block_moment[2])(const std::uint8_t* codes, float scale, float* values, std::size_t count);
 
-  // How many updates are not 0; how many of these met equal codes before and after.
+  // How many updates are numbers other than 0; how many of these met equal codes before and after.
   std::size_t (*nonzero)(const float* update, std::size_t count);
   std::size_t (*unmoved_words)(const float* update, const float* before, const float* after,
                                std::size_t count);

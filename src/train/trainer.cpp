@@ -240,8 +240,8 @@ class Trainer::Impl::Run {
     if (target && training_.went_back_to() == target) target = folder_.healthy_step(*target - 1);
     const bool may_go_back =
         config_.train.on_divergence == "rollback" && training_.rollbacks() < config_.train.most_rollbacks;
-    if (!target || !may_go_back) return ended(RunOutcome::Diverged, why + remedy(target));
-    if (folder_.pinned_after(*target)) return ended(RunOutcome::Diverged, why + remedy(target));
+    if (!target || !may_go_back || folder_.pinned_after(*target))
+      return ended(RunOutcome::Diverged, why + remedy(target));
     try {
       go_back_to(*target, why);
     } catch (const Error& error) {

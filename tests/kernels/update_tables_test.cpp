@@ -138,7 +138,28 @@ TEST(Update, RefusesLayoutsAndRunsThatThereAreNot) {
   EXPECT_THROW(adamw_step({}, 0), Error);
 }
 
-// For whatever correction and second moment: every table rounds this division alike.
+// What is NaN is neither an update nor a loss: which NaN a weight holds afterwards differs between compilers.
+TEST(UpdateTables, NaNsAreNeitherUpdatesNorLost) {
+  constexpr std::size_t kCount = 37;
+  for (const KernelTable* table : available_kernels())
+    for (const UpdateLayout& layout : all_layouts())
+      for (Optimizer optimizer : kOptimizers) {
+        State state(layout, optimizer, kCount);
+        state.set_weights(std::vector<float>(kCount, 0.5f));
+        std::vector<float> grads(kCount, NAN);
+        for (std::size_t i = 0; i < kCount; i += 4) grads[i] = 0;
+        for (int step = 1; step <= kSteps; ++step) {
+          state.set_grads(grads);
+          Rates rates;
+          rates.weight_decay = 0;
+          expect_equal(update(state, rates, step, *table), {});
+          ASSERT_FALSE(::testing::Test::HasFailure()) << table->isa << " " << describe(layout, optimizer);
+        }
+      }
+}
+
+// The vectors multiply where the scalar twin divides by the correction: the same bits, for whatever
+// correction and second moment.
 TEST(UpdateTables, SecondMomentsAreCorrectedAsByADivision) {
   std::mt19937 random(11);
   std::vector<float> corrections = {1.0f, 0x1.fffffep-1f, 0x1.fffffcp-1f, 0x1.000002p-1f, 0x1.fffffep-9f};
