@@ -53,7 +53,8 @@ int run(int argc, char** argv) {
     return kUsage;
   }
   if (!std::cout.flush()) {
-    std::cerr << "halfstep: the output could not be written in full. Is the disk full?\n";
+    std::cerr << "halfstep: the output could not be written in full: the disk is full, or what read it has "
+                 "ended.\n";
     return kFailed;
   }
   return kDone;

@@ -223,6 +223,11 @@ class Session {
            });
   }
 
+  /// Attention multiplies activations by activations: above 64, a sum of 16 products passes 65504.
+  bool fp16_may_overflow(double largest_activation) const {
+    return program_.compute == Compute::Fp16 && largest_activation > 64;
+  }
+
   double low_unit() const { return program_.weights == Weights::Fp32 ? 0 : rounding_unit(program_.compute); }
   /// Half of the smallest step of FP16; BF16 reaches as low as FP32.
   double smallest() const {
@@ -365,6 +370,7 @@ class Session {
       const double bound = sensitivity() * expected.sensitivity + expected.engine_error +
                            (rounding_unit(program_.compute) + kFp32Sums) * norm;
       count_informative(bound, norm);
+      if (fp16_may_overflow(expected.largest_activation) && !logits.isfinite().all().item<bool>()) return;
       expect_within((logits - expected.values).norm().item<double>(), bound, "evaluation", "the logits");
     });
     const Snapshot after = subject_.snapshot();
@@ -425,9 +431,8 @@ class Session {
     // sigmoid.
     // A norm of a compressed input that hardly varies gives noise without bound (note_norm_error), and the
     // weights that such a gradient made a step ago give one beyond the largest norm, in BF16 too.
-    // Attention multiplies activations by activations: above 64, a sum of 16 products passes 65504.
     // Of a run that has diverged (attention_jumps) FP64 tells nothing.
-    const bool may_overflow = bad_input_ || (fp16 && expected.largest_activation > 64) ||
+    const bool may_overflow = bad_input_ || fp16_may_overflow(expected.largest_activation) ||
                               (large_input_ && (fp16 || compresses())) ||
                               expected.norm_error > kLargestNormError || norm > kLargestNorm / 4 ||
                               (fp16 && expected.largest * result.loss_scale * 64 > kFp16Max) ||

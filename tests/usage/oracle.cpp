@@ -271,7 +271,9 @@ GradientOracle::Logits GradientOracle::evaluate(const Snapshot& present, const B
   load(present);
   model_.eval();
   model_.replay_masks({});
+  largest_activation_ = 0;
   Logits logits{.values = forward(batch, false, false)};
+  logits.largest_activation = largest_activation_;
   for (int i = 0; i < samples; ++i) {
     load(present);
     for (auto& [name, parameter] : parameters_) parameter.mul_(noise_like(parameter, unit_, random_));

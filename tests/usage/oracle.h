@@ -66,6 +66,7 @@ class GradientOracle {
     at::Tensor values;
     double sensitivity = 0;
     double engine_error = 0;
+    double largest_activation = 0;  ///< as in Expected
   };
   /// Evaluation of one batch.
   Logits evaluate(const Snapshot& present, const Batch& batch, int samples);
