@@ -1,6 +1,7 @@
 #include <halfstep/error.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "kernels/tiles.h"
@@ -43,8 +44,10 @@ bool load_compensation(const KernelTable& table, const WeightTile& tile, const f
   const auto load_times = [&](float factor) {
     table.update->load_grads[grad_format_index(tile.format)](tile.companion, factor, buffers.sum, tile.count);
   };
-  // A little less than itself: one just below half a unit in the last place may have been rounded up to it.
-  load_times(1 - 0x1p-7f);
+  // Half a unit in the last place counts: one just below may have been rounded up to it. It is a tie, which
+  // may round the other way; a little less is none, and so little that the next larger compensation stays
+  // above.
+  load_times(1 - std::ldexp(1.0f, -traits(tile.format).mantissa_bits - 1));
   table.update->add(weights, buffers.sum, buffers.after, tile.count);
   const bool all_count = rounds_to_working(table, tile, buffers.after, buffers);
   load_times(1);

@@ -80,6 +80,32 @@ TEST(EditedWeights, LoadAsAValueThatRoundsToWhatWasWritten) {
     }
 }
 
+// Any working copy may be written beside any compensation.
+TEST(EditedWeights, KahanCompensationCountsUpToHalfAUnitInTheLastPlace) {
+  for (const KernelTable* table : available_kernels())
+    for (const Format format : {Format::BF16, Format::FP16}) {
+      const UpdateLayout layout{.working = format, .weights = WeightStorage::Kahan};
+      const std::uint32_t one_and_a_half = format == Format::BF16 ? 0x3fc0 : 0x3e00;
+      for (int steps = -40; steps <= 40; ++steps) {
+        Weights weights;
+        auto* compensations = reinterpret_cast<std::uint16_t*>(weights.companion.data());
+        // Half a unit in the last place of 1.5, and its neighbours.
+        const double half = half_ulp(1.5, format);
+        const auto code = static_cast<std::uint16_t>(encode(static_cast<float>(half), format) + steps);
+        for (std::size_t i = 0; i < kCount; ++i) {
+          weights.working[i] = static_cast<std::uint16_t>(one_and_a_half + i % 64);
+          compensations[i] = static_cast<std::uint16_t>(code | (i % 2 ? 0x8000 : 0));
+        }
+        const auto full = weights.loaded(layout, *table);
+        for (std::size_t i = 0; i < kCount; ++i) {
+          const double written = value_of(weights.working[i], format);
+          const double expected = steps <= 0 ? written + value_of(compensations[i], format) : written;
+          ASSERT_EQ(full[i], static_cast<float>(expected)) << traits(format).name << " " << steps << " " << i;
+        }
+      }
+    }
+}
+
 TEST(EditedWeights, StepStartsFromWhatLoads) {
   // SGD with a power of two as rate and no other term: next = weight - 2^-6 * grad, one rounding in FP32.
   const SgdStep step{.learning_rate = 0x1p-6, .random = {}};
