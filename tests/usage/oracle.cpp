@@ -227,26 +227,32 @@ Expected GradientOracle::gradients(const Snapshot& present, const std::vector<Mi
   for (const auto& [name, parameter] : parameters_) expected.weights.push_back(parameter.detach().clone());
   if (!expected.finite) return expected;
 
-  // Each in proportion to the gradient, and the largest of all steps so far.
+  // Each in proportion to the gradient, and the largest of all steps so far. A gradient that cancels to
+  // exactly 0, as that of a bias before a norm that takes the mean away, has no proportion: there, the
+  // samples' own size.
   const auto norm_of = [&](size_t i) {
     return expected.grads[i].defined() ? expected.grads[i].norm().item<double>() : 0;
   };
-  const auto widen = [&](const std::vector<at::Tensor>& grads, std::vector<double>& relative) {
-    for (size_t i = 0; i < count; ++i)
-      if (const double norm = norm_of(i); norm > 0 && grads[i].defined())
-        relative[i] = std::max(relative[i], (grads[i] - expected.grads[i]).norm().item<double>() / norm);
+  const auto widen = [&](const std::vector<at::Tensor>& grads, std::vector<double>& relative,
+                         std::vector<double>& absolute) {
+    for (size_t i = 0; i < count; ++i) {
+      if (!grads[i].defined() || !expected.grads[i].defined()) continue;
+      const double norm = norm_of(i), off = (grads[i] - expected.grads[i]).norm().item<double>();
+      double& widest = norm > 0 ? relative[i] : absolute[i];
+      widest = std::max(widest, norm > 0 ? off / norm : off);
+    }
   };
   for (int i = 0; i < samples; ++i) {
-    widen(run(true, false), sensitivity_);
+    widen(run(true, false), sensitivity_, expected.sensitivity);
     for (size_t b = 0; b < buffers_.size(); ++b)
       if (buffers_[b].second.is_floating_point())
         buffer_sensitivity_[b] = std::max(
             buffer_sensitivity_[b], (buffers_[b].second - expected.buffers[b][0]).norm().item<double>());
-    if (any_compression(program_)) widen(run(false, true), compression_);
+    if (any_compression(program_)) widen(run(false, true), compression_, expected.compression);
   }
   for (size_t i = 0; i < count; ++i) {
-    expected.sensitivity[i] = sensitivity_[i] * norm_of(i);
-    expected.compression[i] = compression_[i] * norm_of(i);
+    expected.sensitivity[i] += sensitivity_[i] * norm_of(i);
+    expected.compression[i] += compression_[i] * norm_of(i);
   }
   expected.buffer_sensitivity = buffer_sensitivity_;
 
