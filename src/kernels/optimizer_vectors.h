@@ -121,7 +121,7 @@ struct OptimizerStages : Vectors<Isa> {
         if constexpr (low) before = unless_edited(before, working_before);
       }
       const Floats next_weight = moved_weight(constants, floats_of(before), change);
-      const Words after = words_of(next_weight);
+      const Words after = split ? Isa::without_payload(next_weight) : words_of(next_weight);
       const Mask asked = Isa::nonzero(update_of(constants, floats_of(before), change));
       Isa::add_one(nonzero, asked);
       Isa::add_one(lost, Isa::and_equal(asked, before, after));

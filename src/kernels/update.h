@@ -108,7 +108,7 @@ void accumulate_kahan(Format grad, const void* grads, std::uint16_t* sum_bf16,
 /// The working copy is the user's, who may write to it between any two calls. A companion counts only where
 /// it rounds to the working copy: an edited FP32 master is the working copy's value, an edited Kahan
 /// compensation is 0, and an edited split weight keeps its remainder, which lies within half a unit in the
-/// last place of any value but 0; there it is 0. Updates and load_weights agree on this.
+/// last place of any value but 0, an Inf and a NaN; there it is 0. Updates and load_weights agree on this.
 void store_weights(const UpdateLayout& layout, const float* weights, void* working, void* companion,
                    std::size_t count, const KernelTable& table = kernels());
 void load_weights(const UpdateLayout& layout, const void* working, const void* companion, float* weights,

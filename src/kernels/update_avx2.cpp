@@ -62,6 +62,7 @@ struct Avx2 {
   static Words choose(Mask condition, Words then, Words otherwise) {
     return Words(_mm256_blendv_epi8(__m256i(otherwise), __m256i(then), __m256i(condition)));
   }
+  static Words zero_unless(Mask condition, Words lanes) { return condition & lanes; }
   static Words zero_if_negative(Words lanes, Mask where) {
     const __m256i negative = _mm256_srai_epi32(__m256i(lanes), 31);
     return Words(_mm256_andnot_si256(_mm256_and_si256(negative, __m256i(where)), __m256i(lanes)));

@@ -53,6 +53,9 @@ struct Avx512 {
   static Words choose(Mask condition, Words then, Words otherwise) {
     return Words(_mm512_mask_mov_epi32(__m512i(otherwise), condition, __m512i(then)));
   }
+  static Words zero_unless(Mask condition, Words lanes) {
+    return Words(_mm512_maskz_mov_epi32(condition, __m512i(lanes)));
+  }
   static Words zero_if_negative(Words lanes, Mask where) {
     return Words(_mm512_mask_max_epi32(__m512i(lanes), where, __m512i(lanes), _mm512_setzero_si512()));
   }

@@ -79,20 +79,29 @@ void sgd(const SgdStep& step, const UpdateTile& tile, std::size_t count) {
   }
 }
 
-/// Below a zero there is nothing: a negative remainder beside one is what is left of a weight that was set to
-/// 0 since. Subtracted, it would borrow from the sign and give a NaN.
+/// A remainder that belongs to no master is what is left of a weight that was written to since. Below a zero
+/// there is nothing: a negative remainder would borrow from the sign and give a NaN. Beside an Inf and a NaN
+/// any remainder would give another number; a master that rounded up to an Inf becomes one.
 void join(const std::uint16_t* working, const std::uint16_t* remainder, float* master, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) {
-    const bool stale = (working[i] & 0x7fff) == 0 && (remainder[i] & 0x8000) != 0;
+    const int magnitude = working[i] & 0x7fff;
+    const bool stale = (magnitude == 0 && (remainder[i] & 0x8000) != 0) || magnitude >= 0x7f80;
     const auto below = stale ? 0 : static_cast<std::uint32_t>(static_cast<std::int16_t>(remainder[i]));
     master[i] = std::bit_cast<float>((std::uint32_t{working[i]} << 16) + below);
   }
 }
 
+/// A NaN is freed of its payload: carried, 0x7fffffff would become -0.
+std::uint32_t without_payload(float value) {
+  const std::uint32_t bits = bits_of(value);
+  return std::isnan(value) ? (bits & kFp32Sign) | kFp32QuietNan : bits;
+}
+
 void split(const float* master, std::uint16_t* working, std::uint16_t* remainder, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) {
-    working[i] = static_cast<std::uint16_t>((bits_of(master[i]) + 0x8000) >> 16);
-    remainder[i] = static_cast<std::uint16_t>(bits_of(master[i]));
+    const std::uint32_t bits = without_payload(master[i]);
+    working[i] = static_cast<std::uint16_t>((bits + 0x8000) >> 16);
+    remainder[i] = static_cast<std::uint16_t>(bits);
   }
 }
 

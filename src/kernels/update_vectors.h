@@ -69,7 +69,7 @@ struct VectorStages : Vectors<Isa> {
   static void split(const float* master, std::uint16_t* working, std::uint16_t* remainder,
                     std::size_t count) {
     const std::size_t done = for_vectors(count, [&](std::size_t i) {
-      const Words bits = words_of(Isa::load(master + i));
+      const Words bits = Isa::without_payload(Isa::load(master + i));
       Isa::narrow(working + i, (bits + 0x8000u) >> 16);
       Isa::narrow(remainder + i, bits & 0xffffu);
     });

@@ -58,10 +58,14 @@ struct Vectors {
     return Isa::load_fp16(codes);
   }
 
-  /// The master of 16 and 16 bits. See `join` in update_scalar.cpp for zeros.
+  /// The master of 16 and 16 bits. See `join` in update_scalar.cpp for the remainders that do not count.
   static Words joined(const std::uint16_t* remainder, Words working) {
-    return (working << 16) + Isa::zero_if_negative(Isa::widen_signed(remainder), Isa::is_zero(working << 17));
+    const Words magnitude = working << 17;
+    const Words below =
+        Isa::zero_unless(Isa::at_most(magnitude, kLargestFinite), Isa::widen_signed(remainder));
+    return (working << 16) + Isa::zero_if_negative(below, Isa::is_zero(magnitude));
   }
+  static constexpr std::uint32_t kLargestFinite = (kFp32Inf << 1) - 1;  // without its sign
 
   /// The FP32 master, or the BF16 working copy where the master does not round to it: where the two are more
   /// than half a unit in the last place apart, or just that beside an odd working copy. In a pass that counts

@@ -4,6 +4,7 @@
 
 #include <bit>
 #include <cmath>
+#include <limits>
 #include <random>
 
 #include "kernels/update.h"
@@ -53,6 +54,22 @@ double half_ulp(double value, Format format) {
   return std::ldexp(0.5, exponent);
 }
 
+struct Moments {
+  std::vector<float> first, second;
+};
+
+void take_adamw_step(const UpdateLayout& layout, const AdamWStep& step, Weights& weights,
+                     const std::vector<float>& grads, Moments& moments, const KernelTable& table) {
+  (void)adamw_update(layout, step,
+                     {.working = weights.working.data(),
+                      .companion = weights.companion.data(),
+                      .grad = grads.data(),
+                      .first_moment = moments.first.data(),
+                      .second_moment = moments.second.data(),
+                      .count = kCount},
+                     table);
+}
+
 TEST(EditedWeights, LoadAsAValueThatRoundsToWhatWasWritten) {
   for (const KernelTable* table : available_kernels())
     for (const auto& [storage, working] : kStorages) {
@@ -76,6 +93,71 @@ TEST(EditedWeights, LoadAsAValueThatRoundsToWhatWasWritten) {
         if ((edited.working[i] & 0x7fff) == 0 && storage != WeightStorage::SplitMaster) {
           ASSERT_EQ(full[i], 0);
         }
+      }
+    }
+}
+
+// An Inf and a NaN of every payload, beside every remainder and compensation. Whatever is written stays, and
+// the step after it says so: nothing that was a NaN becomes a number.
+TEST(EditedWeights, WhatIsNotFiniteStays) {
+  const AdamWStep step = adamw_step({.learning_rate = 1e-2}, 3);
+  const std::vector<float> grads(kCount, 0.01f);
+  const std::uint16_t companions[] = {0x0000, 0x0001, 0x7fff, 0x8000, 0x8001, 0xbfff, 0xffff};
+  for (const KernelTable* table : available_kernels())
+    for (const auto& [storage, working] : kStorages) {
+      const UpdateLayout layout{.working = working, .weights = storage};
+      const std::uint16_t inf = working == Format::BF16 ? 0x7f80 : 0x7c00;
+      for (const std::uint16_t companion : companions) {
+        Weights weights = trained(layout, *table);
+        // Two-byte companions are varied; an FP32 master stays the one of the weight that was there before.
+        if (storage != WeightStorage::Fp32Master)
+          std::fill_n(reinterpret_cast<std::uint16_t*>(weights.companion.data()), kCount, companion);
+        for (std::size_t i = 0; i < kCount; ++i) {
+          const auto payload = static_cast<std::uint16_t>(i / 2 % (0x8000 - inf));  // 0 is the Inf itself
+          weights.working[i] = static_cast<std::uint16_t>((inf + payload) | (i % 2 ? 0x8000 : 0));
+        }
+        const std::vector<std::uint16_t> written = weights.working;
+        const auto expect_kept = [&](float value, std::size_t i, const char* when) {
+          const bool nan = (written[i] & 0x7fff) > inf;
+          ASSERT_EQ(std::isnan(value), nan)
+              << when << " " << to_string(storage) << " " << written[i] << " " << companion;
+          if (nan) return;
+          ASSERT_EQ(value, (i % 2 ? -1 : 1) * std::numeric_limits<float>::infinity()) << when;
+        };
+        const auto full = weights.loaded(layout, *table);
+        for (std::size_t i = 0; i < kCount; ++i) expect_kept(full[i], i, "loaded");
+        Moments moments{std::vector<float>(kCount, 0.02f), std::vector<float>(kCount, 1e-4f)};
+        take_adamw_step(layout, step, weights, grads, moments, *table);
+        const auto after = weights.loaded(layout, *table);
+        for (std::size_t i = 0; i < kCount; ++i) {
+          const auto working_after = static_cast<float>(value_of(weights.working[i], working));
+          if (storage == WeightStorage::Kahan) {  // adds the decay as a number of its own: Inf - Inf is a NaN
+            ASSERT_FALSE(std::isfinite(after[i]) || std::isfinite(working_after)) << written[i];
+            continue;
+          }
+          expect_kept(after[i], i, "loaded after a step");
+          expect_kept(working_after, i, "after a step");
+        }
+      }
+    }
+}
+
+// FP32 files hold NaNs of any payload; rounded like a number, 0x7fffffff would become -0.
+TEST(EditedWeights, NaNsOfAnyPayloadAreStoredAsNaNs) {
+  std::vector<float> values(kCount);
+  for (std::size_t i = 0; i < kCount; ++i) {
+    const std::uint32_t payload = i % 4 ? 0x007fffffu - std::uint32_t(i / 4) * 0x2000u : 1 + std::uint32_t(i);
+    values[i] = std::bit_cast<float>(0x7f800000u | payload | (i % 2 ? 0x80000000u : 0));
+  }
+  for (const KernelTable* table : available_kernels())
+    for (const auto& [storage, working] : kStorages) {
+      const UpdateLayout layout{.working = working, .weights = storage};
+      Weights weights;
+      store_weights(layout, values.data(), weights.working.data(), weights.companion.data(), kCount, *table);
+      const auto full = weights.loaded(layout, *table);
+      for (std::size_t i = 0; i < kCount; ++i) {
+        ASSERT_TRUE(std::isnan(full[i])) << to_string(storage) << " " << i;
+        ASSERT_TRUE(std::isnan(value_of(weights.working[i], working))) << to_string(storage) << " " << i;
       }
     }
 }
@@ -132,22 +214,6 @@ TEST(EditedWeights, StepStartsFromWhatLoads) {
         ASSERT_LE(std::abs(end[i] - expected), bound) << i << " " << to_string(storage);
       }
     }
-}
-
-struct Moments {
-  std::vector<float> first, second;
-};
-
-void take_adamw_step(const UpdateLayout& layout, const AdamWStep& step, Weights& weights,
-                     const std::vector<float>& grads, Moments& moments, const KernelTable& table) {
-  (void)adamw_update(layout, step,
-                     {.working = weights.working.data(),
-                      .companion = weights.companion.data(),
-                      .grad = grads.data(),
-                      .first_moment = moments.first.data(),
-                      .second_moment = moments.second.data(),
-                      .count = kCount},
-                     table);
 }
 
 TEST(EditedWeights, FusedStepAgreesWithTheTwinOnEditedWeights) {

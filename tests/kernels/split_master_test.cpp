@@ -1,4 +1,5 @@
-// A BF16 working copy and the 16 bits below it are the FP32 master, for all 2^32 of them but 2^16 NaNs.
+// A BF16 working copy and the 16 bits below it are the FP32 master, for every one that is a number and does
+// not round to an Inf.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -15,12 +16,18 @@ namespace {
 constexpr UpdateLayout kSplit{.working = Format::BF16, .weights = WeightStorage::SplitMaster};
 constexpr std::size_t kChunk = 1 << 16;
 
-bool is_finite(std::uint32_t fp32) { return (fp32 & 0x7f800000) != 0x7f800000; }
+/// What must come back: the word itself. NaNs come back without their payload, and masters that round up to
+/// an Inf as that Inf: beside an Inf that somebody wrote, a remainder says nothing.
+std::uint32_t expected_of(std::uint32_t fp32) {
+  const std::uint32_t sign = fp32 & 0x80000000, magnitude = fp32 & 0x7fffffff;
+  if (magnitude > 0x7f800000) return sign | 0x7fc00000;
+  return magnitude >= 0x7f7f8000 ? sign | 0x7f800000 : fp32;
+}
 
-/// The FP32 words with this upper half, there and back. Returns how many come back otherwise, and counts the
-/// words that are not finite though their working copy is.
+/// The FP32 words with these upper halves, there and back: how many come back otherwise, and how many are not
+/// finite though their working copy is.
 struct Found {
-  std::size_t wrong = 0, hidden = 0, hidden_elsewhere = 0;
+  std::size_t wrong = 0, hidden = 0;
 };
 
 void sweep(const KernelTable& table, std::uint32_t first_upper, std::uint32_t last_upper, Found& found) {
@@ -31,18 +38,9 @@ void sweep(const KernelTable& table, std::uint32_t first_upper, std::uint32_t la
       masters[lower] = std::bit_cast<float>(upper << 16 | lower);
     store_weights(kSplit, masters.data(), working.data(), remainder.data(), kChunk, table);
     load_weights(kSplit, working.data(), remainder.data(), back.data(), kChunk, table);
-    // The half block of NaNs that round up into a zero reads as that zero.
-    const bool is_last = (upper & 0x7fff) == 0x7fff;
-    const std::size_t kept = is_last ? kChunk / 2 : kChunk;
-    if (std::memcmp(masters.data(), back.data(), kept * sizeof(float)) != 0) ++found.wrong;
-    for (std::size_t lower = kept; lower < kChunk; ++lower)
-      found.wrong += std::bit_cast<std::uint32_t>(back[lower]) != (upper ^ 0x8000) >> 15 << 31;
-    if ((upper & 0x7f80) != 0x7f80) continue;
     for (std::uint32_t lower = 0; lower < kChunk; ++lower) {
-      if (!is_finite(std::uint32_t{working[lower]} << 16)) continue;
-      ++found.hidden;
-      const bool in_half_block = (upper & 0x7fff) == 0x7fff && lower >= 0x8000;
-      found.hidden_elsewhere += !in_half_block;
+      found.wrong += std::bit_cast<std::uint32_t>(back[lower]) != expected_of(upper << 16 | lower);
+      found.hidden += (upper & 0x7f80) == 0x7f80 && (working[lower] & 0x7f80) != 0x7f80;
     }
   }
 }
@@ -53,13 +51,7 @@ TEST(SplitMaster, ReconstructsEveryFp32Pattern) {
   sweep(kernels(), 0, 0x8000, found[0]);
   second.join();
   EXPECT_EQ(found[0].wrong + found[1].wrong, 0u);
-  // NaNs with the 0x8000 uppermost payloads, 0x7fff8000 to 0x7fffffff and their negatives, round up into a
-  // zero of the other sign: a working copy that looks finite, and reads as that zero, since a zero beside a
-  // negative remainder is what an edit to 0 leaves. Arithmetic makes no such NaN (x86 has 0x7fc00000 and what
-  // it was given).
-  EXPECT_EQ(found[0].hidden, 0x8000u);
-  EXPECT_EQ(found[1].hidden, 0x8000u);
-  EXPECT_EQ(found[0].hidden_elsewhere + found[1].hidden_elsewhere, 0u);
+  EXPECT_EQ(found[0].hidden + found[1].hidden, 0u);
 }
 
 TEST(SplitMaster, EveryTableSplitsAndJoinsAlike) {
@@ -69,7 +61,7 @@ TEST(SplitMaster, EveryTableSplitsAndJoinsAlike) {
          {0x0000, 0x0001, 0x007f, 0x3f80, 0x7f7f, 0x7f80, 0x7fff, 0x8000, 0xff7f, 0xffff})
       sweep(*table, upper, upper + 1, found);
     EXPECT_EQ(found.wrong, 0u) << table->isa;
-    EXPECT_EQ(found.hidden, 0x10000u) << table->isa;
+    EXPECT_EQ(found.hidden, 0u) << table->isa;
   }
 }
 
