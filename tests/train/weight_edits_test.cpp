@@ -209,6 +209,30 @@ TEST(WeightEdits, NextStepIsFp32sStepFromTheEditedWeight) {
     }
 }
 
+// Written between backward and step: written before forward, a NaN gives gradients that no step is taken
+// with.
+TEST(WeightEdits, NaNAndInfStayThroughAStep) {
+  for (const auto& [setting, precision] : settings()) {
+    SCOPED_TRACE(detail::concat(setting, " ", to_string(precision.weights)));
+    Training run(precision);
+    for (int i = 0; i < 3; ++i) ASSERT_TRUE(run.step(i).stepped());
+    at::Tensor written;
+    ASSERT_TRUE(run.step(3,
+                         [&] {
+                           const torch::NoGradGuard no_grad;
+                           at::Tensor flat = param_of(run.mp).working.view(-1);
+                           flat.slice(0, 0, flat.numel(), 3).fill_(std::nan(""));
+                           flat.slice(0, 1, flat.numel(), 3).fill_(-INFINITY);
+                           written = flat.detach().clone();
+                         })
+                    .stepped());
+    for (const at::Tensor& value : {full_precision(param_of(run.mp)), param_of(run.mp).working.detach()}) {
+      EXPECT_TRUE(value.view(-1).masked_select(written.isnan()).isnan().all().item<bool>());
+      EXPECT_TRUE(value.view(-1).isfinite().equal(written.isfinite()));
+    }
+  }
+}
+
 TEST(WeightEdits, Fp32FileIsTakenInWithAllItsBits) {
   const testing::ScratchFolder folder;
   const auto path = (folder.path() / "fp32.pt").string();

@@ -270,6 +270,7 @@ class Session {
   }
 
   void check_edit(const char* door, const Subject::Edited& edited) {
+    expect(edited.kept, "edit", door, ": an Inf or a NaN that was written is not what full_precision gives");
     Snapshot now = subject_.snapshot();
     if (planted_ == Planted::Edit) now.full = before_.full.empty() ? now.full : before_.full;
     for (size_t e = 0; e < edited.parameters.size(); ++e) {

@@ -546,6 +546,15 @@ class Printer {
         case Action::SetData:
           line("w.set_data((w.detach() * 0.8).contiguous());");
           break;
+        case Action::NotFinite:
+          line("const Tensor before = ", rows, ".clone();");
+          line(rows, ".fill_(NAN);");
+          line("const Tensor filled = hs::full_precision(mp->params()[i]).narrow(0, 0, before.size(0));");
+          line(
+              "say(step, \"NaNs that are not one\", "
+              "static_cast<double>((~filled.isnan()).sum().item<int64_t>()), 0);");
+          line(rows, ".copy_(before);");
+          break;
         default:
           line("hs::set_full_precision(mp->params()[i], hs::full_precision(mp->params()[i]) * 0.9);");
       }

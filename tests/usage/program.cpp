@@ -55,6 +55,7 @@ constexpr std::array<std::string_view, static_cast<size_t>(Action::Count)> kActi
     "clamp_",
     "data zero_",
     "set_data",
+    "inf and nan",
     "set_full_precision",
     "load fp32 file",
     "save and load file",

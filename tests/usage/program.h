@@ -84,6 +84,7 @@ enum class Action {
   Clamp,
   DataZero,
   SetData,
+  NotFinite,  ///< an Inf and a NaN, seen by full_precision, and the old values again
   SetFullPrecision,
   LoadFp32File,     ///< torch::load of a file that a plain FP32 model saved
   SaveLoadFile,     ///< torch::save at this step, torch::load before the next

@@ -6,6 +6,7 @@
 #include <halfstep/mixed_precision.h>
 #include <halfstep/optim.h>
 
+#include <cmath>
 #include <optional>
 #include <variant>
 
@@ -216,7 +217,9 @@ Subject::Edited Subject::edit(const Event& event, const std::string& scratch_fil
   at::Tensor weight = params[index].working;
   // Half of the rows: the model keeps enough of its own to stay well conditioned.
   at::Tensor rows = weight.narrow(0, 0, (weight.size(0) + 1) / 2);
-  Edited edited{.parameters = {index}, .given = {at::Tensor()}};
+  Edited edited;
+  edited.parameters = {index};
+  edited.given.resize(1);
   switch (event.action) {
     case Action::Zero:
       rows.zero_();
@@ -239,6 +242,16 @@ Subject::Edited Subject::edit(const Event& event, const std::string& scratch_fil
     case Action::SetData:
       weight.set_data((weight.detach() * 0.8).contiguous());
       break;
+    case Action::NotFinite: {
+      const at::Tensor before = rows.clone();
+      for (const double written : {HUGE_VAL, -HUGE_VAL, std::nan("")}) {
+        rows.fill_(written);
+        const at::Tensor full = hs::full_precision(params[index]).narrow(0, 0, rows.size(0));
+        edited.kept = edited.kept && at::allclose(full, at::full_like(full, written), 0, 0, true);
+      }
+      rows.copy_(before);
+      break;
+    }
     case Action::SetFullPrecision: {
       const at::Tensor values = hs::full_precision(params[index]) * 0.9;
       hs::set_full_precision(params[index], values);

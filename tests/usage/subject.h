@@ -45,6 +45,7 @@ class Subject {
     /// Values that were handed over in FP32, for doors that take them; else undefined, and the edit is what
     /// the model's tensor holds afterwards.
     std::vector<at::Tensor> given;
+    bool kept = true;  ///< what was written in between was there to read
   };
   Edited edit(const Event& event, const std::string& scratch_file);
   void save_for_later(Action action, const std::string& scratch_file);
