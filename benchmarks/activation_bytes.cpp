@@ -84,7 +84,7 @@ int main(int argc, char** argv) {
   const auto in_scope = [&](bool repeat_upcasts, bool low_logits, bool repeat_outputs) {
     return [=](Transformer& model) {
       OpPolicy policy = OpPolicy::standard();
-      if (!low_logits) policy.set("cross_entropy_loss", OpRule::Engine);
+      if (!low_logits) policy.set("cross_entropy_loss", OpRule::Stock);
       const AutocastScope scope(
           at::kBFloat16, policy,
           {.allow_emulated = true, .repeat_upcasts = repeat_upcasts, .repeat_outputs = repeat_outputs});

@@ -59,7 +59,7 @@ Step stock_step(bench::Gpt& model, const at::Tensor& tokens, const at::Tensor& t
   return [=, &model]() mutable {
     at::Tensor loss;
     {
-      const halfstep::AutocastScope bf16(at::kBFloat16, halfstep::OpPolicy::engine(), kAnyMachine);
+      const halfstep::AutocastScope bf16(at::kBFloat16, halfstep::OpPolicy::stock(), kAnyMachine);
       loss = model.loss(tokens, targets);
     }
     loss.backward();
@@ -79,7 +79,7 @@ Step halfstep_step(bench::Gpt& model, const at::Tensor& tokens, const at::Tensor
   const auto mp = std::make_shared<halfstep::MixedPrecision>(
       halfstep::Precision::bf16(), model, halfstep::MixedPrecisionOptions{.autocast = kAnyMachine});
   const auto optimizer = std::make_shared<halfstep::AdamW>(
-      mp->params(), halfstep::AdamWOptions{.lr = 3e-4, .beta2 = 0.95, .weight_decay = 0.1});
+      mp->params(), halfstep::AdamWOptions{.lr = 3e-4, .betas = {0.9, 0.95}, .weight_decay = 0.1});
   return [=, &model] {
     const auto loss = mp->forward([&] { return model.loss(tokens, targets); });
     mp->backward(loss);

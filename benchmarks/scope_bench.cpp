@@ -3,7 +3,7 @@
 //
 //   scope_bench [--json] [--rounds N]      N >= 15
 //
-// Exits with 1 when the `engine` policy costs more than 1.05 of the bare step or a scope more than 1000 ns.
+// Exits with 1 when the `stock` policy costs more than 1.05 of the bare step or a scope more than 1000 ns.
 #include <halfstep/autocast.h>
 #include <torch/torch.h>
 
@@ -27,7 +27,7 @@ using halfstep::testing::BareAutocast;
 using halfstep::testing::Mlp;
 using halfstep::testing::Transformer;
 
-constexpr double kEngineRatioLimit = 1.05;
+constexpr double kStockRatioLimit = 1.05;
 constexpr double kScopeNsLimit = 1000;
 // On a busy machine rounds go on until the median is known this well or lies so many standard errors from the
 // limit, at most so many times what was asked for.
@@ -55,7 +55,7 @@ double standard_error_of_median(const std::vector<double>& values) {
 
 // The three ways to run a step. `allow_emulated`, so that the cost can be measured on any machine.
 const auto open_bare = [] { return BareAutocast(kLow); };
-const auto open_engine = [] { return AutocastScope(kLow, OpPolicy::engine(), {.allow_emulated = true}); };
+const auto open_stock = [] { return AutocastScope(kLow, OpPolicy::stock(), {.allow_emulated = true}); };
 const auto open_standard = [] { return AutocastScope(kLow, OpPolicy::standard(), {.allow_emulated = true}); };
 
 /// One model with its data and optimizer, and one way to open a region around its forward.
@@ -99,8 +99,8 @@ struct Comparison {
   std::string model;
   int rounds;
   double bare_us;         // one step, the median
-  double engine_ratio;    // to bare, the median over rounds
-  double engine_error;    // standard error of that median
+  double stock_ratio;     // to bare, the median over rounds
+  double stock_error;     // standard error of that median
   double standard_ratio;  // to bare, the median over rounds
   bool same_bits;
 };
@@ -119,41 +119,41 @@ Comparison compare(std::string name, MakeModel make_model, const at::Tensor& x, 
     trainer.sample_ns(kWarmUpSteps);
     return trainer.parameters();
   };
-  const bool same_bits = equal(weights_after(open_bare), weights_after(open_engine));
+  const bool same_bits = equal(weights_after(open_bare), weights_after(open_stock));
 
   // One model for all three, so that where its weights lie in memory does not enter.
   const auto model = make_model();
   Trainer bare(model, x, y, open_bare);
-  Trainer engine(model, x, y, open_engine);
+  Trainer stock(model, x, y, open_stock);
   Trainer standard(model, x, y, open_standard);
   bare.sample_ns(kWarmUpSteps);
 
   // Samples of 5 ms: long beside the clock, short enough that neighbours in time meet the same machine.
   const int steps = std::max(1, static_cast<int>(5e6 / bare.sample_ns(kWarmUpSteps)));
-  double bare_ns = 0, engine_ns = 0, standard_ns = 0;
+  double bare_ns = 0, stock_ns = 0, standard_ns = 0;
   const std::function<void()> samples[] = {
       [&] { bare_ns = bare.sample_ns(steps); },
-      [&] { engine_ns = engine.sample_ns(steps); },
+      [&] { stock_ns = stock.sample_ns(steps); },
       [&] { standard_ns = standard.sample_ns(steps); },
   };
-  std::vector<double> bare_all, engine_ratios, standard_ratios;
+  std::vector<double> bare_all, stock_ratios, standard_ratios;
   const auto settled = [&](int round) {
     if (round < rounds) return false;
-    const double error = standard_error_of_median(engine_ratios);
-    const double from_limit = std::abs(quantile(engine_ratios, 0.5) - kEngineRatioLimit);
+    const double error = standard_error_of_median(stock_ratios);
+    const double from_limit = std::abs(quantile(stock_ratios, 0.5) - kStockRatioLimit);
     return error < kEnough || from_limit > kDecisiveErrors * error || round >= kMostRounds * rounds;
   };
   for (int round = 0; !settled(round); ++round) {
     for (int i = 0; i < 3; ++i) samples[(round + i) % 3]();  // nobody is always first
     bare_all.push_back(bare_ns);
-    engine_ratios.push_back(engine_ns / bare_ns);
+    stock_ratios.push_back(stock_ns / bare_ns);
     standard_ratios.push_back(standard_ns / bare_ns);
   }
   return {.model = name,
           .rounds = static_cast<int>(bare_all.size()),
           .bare_us = quantile(bare_all, 0.5) / 1e3,
-          .engine_ratio = quantile(engine_ratios, 0.5),
-          .engine_error = standard_error_of_median(engine_ratios),
+          .stock_ratio = quantile(stock_ratios, 0.5),
+          .stock_error = standard_error_of_median(stock_ratios),
           .standard_ratio = quantile(standard_ratios, 0.5),
           .same_bits = same_bits};
 }
@@ -180,9 +180,9 @@ struct LiveBytes : c10::MemoryReportingInfoBase {
 
 struct ReusedWeight {
   int uses;
-  double ratio;       // forward and backward, `engine` without a cache beside bare autocast with one
+  double ratio;       // forward and backward, `stock` without a cache beside bare autocast with one
   double bare_bytes;  // alive between forward and backward
-  double engine_bytes;
+  double stock_bytes;
 };
 
 /// The price of casting a weight at each use: one GRU cell over a sequence.
@@ -207,12 +207,12 @@ ReusedWeight reused_weight(int uses, int rounds) {
     const at::Tensor loss = forward(open_region);
     return static_cast<double>(report->live);
   };
-  std::vector<double> bare, engine;
+  std::vector<double> bare, stock;
   for (int round = 0; round < rounds; ++round) {
     bare.push_back(sample_ns(open_bare));
-    engine.push_back(sample_ns(open_engine));
+    stock.push_back(sample_ns(open_stock));
   }
-  return {uses, quantile(engine, 0.5) / quantile(bare, 0.5), live_bytes(open_bare), live_bytes(open_engine)};
+  return {uses, quantile(stock, 0.5) / quantile(bare, 0.5), live_bytes(open_bare), live_bytes(open_stock)};
 }
 
 struct Report {
@@ -220,13 +220,13 @@ struct Report {
   std::vector<ReusedWeight> reused;
   double scope_ns;
 
-  double engine_ratio() const { return worst(&Comparison::engine_ratio); }
+  double stock_ratio() const { return worst(&Comparison::stock_ratio); }
   double standard_ratio() const { return worst(&Comparison::standard_ratio); }
   bool same_bits() const {
     return std::all_of(models.begin(), models.end(), [](const auto& m) { return m.same_bits; });
   }
   bool good() const {
-    return same_bits() && engine_ratio() <= kEngineRatioLimit && scope_ns <= kScopeNsLimit;
+    return same_bits() && stock_ratio() <= kStockRatioLimit && scope_ns <= kScopeNsLimit;
   }
 
  private:
@@ -238,14 +238,14 @@ struct Report {
 };
 
 void print_json(const Report& report) {
-  std::cout << "{\"engine_ratio\": " << report.engine_ratio()
+  std::cout << "{\"stock_ratio\": " << report.stock_ratio()
             << ", \"standard_ratio\": " << report.standard_ratio() << ", \"scope_ns\": " << report.scope_ns
             << ", \"same_bits\": " << std::boolalpha << report.same_bits() << ", \"models\": [";
   const char* comma = "";
   for (const auto& m : report.models) {
     std::cout << comma << "{\"model\": \"" << m.model << "\", \"rounds\": " << m.rounds
-              << ", \"bare_us\": " << m.bare_us << ", \"engine_ratio\": " << m.engine_ratio
-              << ", \"engine_ratio_standard_error\": " << m.engine_error
+              << ", \"bare_us\": " << m.bare_us << ", \"stock_ratio\": " << m.stock_ratio
+              << ", \"stock_ratio_standard_error\": " << m.stock_error
               << ", \"standard_ratio\": " << m.standard_ratio << "}";
     comma = ", ";
   }
@@ -253,7 +253,7 @@ void print_json(const Report& report) {
   comma = "";
   for (const auto& r : report.reused) {
     std::cout << comma << "{\"uses\": " << r.uses << ", \"ratio\": " << r.ratio
-              << ", \"bare_bytes\": " << r.bare_bytes << ", \"engine_bytes\": " << r.engine_bytes << "}";
+              << ", \"bare_bytes\": " << r.bare_bytes << ", \"stock_bytes\": " << r.stock_bytes << "}";
     comma = ", ";
   }
   std::cout << "], \"good\": " << report.good() << "}\n";
@@ -262,16 +262,16 @@ void print_json(const Report& report) {
 void print_text(const Report& report) {
   std::cout << std::fixed << std::setprecision(3);
   for (const auto& m : report.models) {
-    std::cout << m.model << ": bare " << m.bare_us << " us a step; engine x" << m.engine_ratio << " (+-"
-              << m.engine_error << ", " << m.rounds << " rounds), standard x" << m.standard_ratio
-              << (m.same_bits ? "; engine and bare agree bit for bit\n" : "; ENGINE AND BARE DIFFER\n");
+    std::cout << m.model << ": bare " << m.bare_us << " us a step; stock x" << m.stock_ratio << " (+-"
+              << m.stock_error << ", " << m.rounds << " rounds), standard x" << m.standard_ratio
+              << (m.same_bits ? "; stock and bare agree bit for bit\n" : "; STOCK AND BARE DIFFER\n");
   }
   for (const auto& r : report.reused) {
-    std::cout << "one GRU cell used " << r.uses << " times: x" << r.ratio << "; " << r.engine_bytes / 1e6
-              << " MB alive before backward, " << r.bare_bytes / 1e6 << " with the engine's cache\n";
+    std::cout << "one GRU cell used " << r.uses << " times: x" << r.ratio << "; " << r.stock_bytes / 1e6
+              << " MB alive before backward, " << r.bare_bytes / 1e6 << " with the stock's cache\n";
   }
   std::cout << "scope: " << report.scope_ns << " ns\n"
-            << (report.good() ? "good: engine at most 1.05, scope at most 1000 ns\n" : "FALLS SHORT\n");
+            << (report.good() ? "good: stock at most 1.05, scope at most 1000 ns\n" : "FALLS SHORT\n");
 }
 
 Report measure(int rounds) {

@@ -16,18 +16,12 @@ int main() {
   const auto train = load_fashion_mnist("train"), test = load_fashion_mnist("t10k");
   torch::nn::Sequential model(torch::nn::Linear(784, 256), torch::nn::ReLU(), torch::nn::Linear(256, 256),
                               torch::nn::ReLU(), torch::nn::Linear(256, 10));
-  halfstep::MixedPrecision mp(halfstep::Precision::fp32(), *model);
-  halfstep::AdamW optimizer(mp.params(), {.lr = 1e-3});
+  halfstep::TrainStep step(halfstep::Precision::fp32(), model, halfstep::AdamWOptions{.lr = 1e-3});
   for (int epoch = 1; epoch <= 2; ++epoch) {
     for (const auto& batch : torch::randperm(60000).split(128)) {
-      const auto loss = mp.forward([&] { return loss_of(model, train, batch); });
-      mp.backward(loss);
-      const auto grads = mp.inspect_grads();
-      if (const auto report = optimizer.step(grads.clipped_to(1.0)); !report.stepped())
-        std::puts(report.sentence().c_str());
-      mp.advance(grads);
-      optimizer.zero_grad();
+      const auto report = step([&] { return loss_of(model, train, batch); });
+      if (!report.stepped()) std::puts(report.sentence().c_str());
     }
-    std::printf("epoch %d: test accuracy %.4f\n", epoch, mp.forward([&] { return accuracy(model, test); }));
+    std::printf("epoch %d: test accuracy %.4f\n", epoch, step.forward([&] { return accuracy(model, test); }));
   }
 }

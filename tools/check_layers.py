@@ -1,7 +1,11 @@
 #!/usr/bin/env python3
-"""Fails when an #include points up the table of rooms, sideways, or brings Torch in below `memory`.
+"""Fails when an #include leads to a room that its own room may not know, or brings Torch in below `memory`.
 
-The table is the architecture (docs/architecture.md says why). Each row may include only rows above it.
+    tools/check_layers.py             checks
+    tools/check_layers.py --write     writes the table of docs/architecture.md anew, which the check compares
+
+ROOMS is the architecture (docs/architecture.md says why): a room knows only rooms above it, and of those only the ones
+that it names. One more is a decision, made here.
 """
 import pathlib
 import re
@@ -9,24 +13,42 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
-ROWS = [
-    ["base"],
-    ["formats", "files"],
-    ["kernels", "text", "config", "log"],
-    ["report"],
-    ["memory"],
-    ["tensor"],
-    ["scaling", "quant", "optim", "data", "checkpoint"],
-    ["precision"],
-    ["autocast", "diagnose", "distributed", "forecast"],
-    ["nn"],
-    ["models"],
-    ["train"],
-    ["cli", "capi"],
+# Room, what lives there, which rooms it may know. None: planned.
+ROOMS = [
+    ("base", "errors, printable text, CPU features", ""),
+    ("formats", "FP32, TF32, BF16, FP16, the FP8s, E8M0, E2M1: traits and exact reference casts", "base"),
+    ("files", "files as bytes: mapped, written durably; JSON, safetensors, checkpoint folders, token files, IDX, all "
+     "within limits", "base"),
+    ("kernels", "loops over raw elements, one file an instruction set, chosen at run time", "base formats"),
+    ("text", "tokenizers: byte-level BPE", "base files"),
+    ("config", "the configuration of a run as a value, with the origin of each key", "base files"),
+    ("log", "what a run writes of itself: log.jsonl, log.csv, TensorBoard's event files; who watches a run",
+     "base files"),
+    ("report", "a run's log read back; reports and comparisons of runs", "base files config log"),
+    ("memory", "the first room that knows LibTorch: the CPU allocator that counts and keeps", "base"),
+    ("tensor", "`Param`, `GradSummary`, saved state, tensors in safetensors files, what autograd saves, what works on "
+     "this machine", "base formats files kernels memory"),
+    ("scaling", "the loss scale and `GradScaler`", "base tensor"),
+    ("optim", "fused AdamW and SGD, schedules", "base kernels memory tensor"),
+    ("data", "batches of tokens and images, their order and cursor", "base formats files tensor"),
+    ("checkpoint", "the whole state of a run, saved and loaded", "base files tensor"),
+    ("quant", "FP8 and block-scaled recipes", None),
+    ("precision", "`Precision`, the op policy table and its reasons", "base kernels scaling"),
+    ("autocast", "`AutocastScope` and the kernels that apply the policy", "base kernels memory tensor precision"),
+    ("diagnose", "probes, histograms, the tracer of NaN", None),
+    ("distributed", "data parallel and sharding", None),
+    ("forecast", "a model of memory and time", None),
+    ("nn", "activation checkpointing and compression", "base formats kernels memory tensor autocast"),
+    ("models", "GPT-2, Llama, ResNet-18; Hugging Face folders in and out", "base files tensor nn"),
+    ("train", "`MixedPrecision`, `TrainStep`, `Trainer`: where all meet",
+     "base files kernels text config log memory tensor scaling optim data checkpoint precision autocast models"),
+    ("cli", "the program `halfstep`: our own first user, by public headers only",
+     "base files text config log report memory tensor checkpoint precision train"),
+    ("capi", "a C ABI", None),
 ]
-ROW_OF = {room: row for row, rooms in enumerate(ROWS) for room in rooms}
-TORCH_STARTS_AT = ROW_OF["memory"]
-PUBLIC_HEADERS_ONLY = ROW_OF["cli"]
+PLACE = {room: place for place, (room, _, _) in enumerate(ROOMS)}
+KNOWS = {room: set(known.split()) for room, _, known in ROOMS if known is not None}
+TORCH_STARTS_AT = PLACE["memory"]
 
 # The room that owns each public header.
 HEADER_ROOM = {
@@ -61,6 +83,8 @@ HEADER_ROOM = {
     "activations.h": "nn",
     "models.h": "models",
     "mixed_precision.h": "train",
+    "task.h": "train",
+    "train_step.h": "train",
     "trainer.h": "train",
     "halfstep.h": "cli",  # the umbrella: includes all the others, declares nothing
 }
@@ -79,37 +103,66 @@ def target_room(included: str) -> str | None:
     first, _, rest = included.partition("/")
     if first == "halfstep":
         return HEADER_ROOM.get(rest, f"unlisted header {rest}")
-    return first if rest and first in ROW_OF else None  # without a folder it is std's: <memory>
+    return first if rest and first in PLACE else None  # without a folder it is std's: <memory>
 
 
 def faults_of(path: pathlib.Path) -> list[str]:
     room = room_of(path)
-    if room not in ROW_OF:
-        return [f"{path.relative_to(ROOT)}: {room}: give it a row in tools/check_layers.py"]
+    if room not in KNOWS:
+        return [f"{path.relative_to(ROOT)}: {room}: give it a place in tools/check_layers.py"]
     faults = []
     for number, line in enumerate(path.read_text().splitlines(), 1):
         match = INCLUDE.match(line)
         if not match:
             continue
         included, where = match.group(2), f"{path.relative_to(ROOT)}:{number}"
-        if TORCH_HEADER.match(included) and ROW_OF[room] < TORCH_STARTS_AT:
+        if TORCH_HEADER.match(included) and PLACE[room] < TORCH_STARTS_AT:
             faults.append(f"{where}: {room} knows no Torch, yet includes {included}")
         target = target_room(included)
-        if target is None or target == room:
+        if target is None or target == room or path.name == "halfstep.h":
             continue
-        if target not in ROW_OF:
-            faults.append(f"{where}: {included}: {target}: give it a row in tools/check_layers.py")
-        elif ROW_OF[room] == PUBLIC_HEADERS_ONLY and not included.startswith("halfstep/"):
+        if target not in KNOWS:
+            faults.append(f"{where}: {included}: {target}: give it a place in tools/check_layers.py")
+        elif room == "cli" and not included.startswith("halfstep/"):
             faults.append(f"{where}: {room} is our own first user: public headers only, not {included}")
-        elif ROW_OF[target] >= ROW_OF[room] and path.name != "halfstep.h":
-            faults.append(f"{where}: {room} (row {ROW_OF[room]}) may not know {target} (row {ROW_OF[target]})")
+        elif target not in KNOWS[room]:
+            known = ", ".join(sorted(KNOWS[room], key=PLACE.get)) or "no other room"
+            faults.append(f"{where}: {room} may not know {target}; it knows {known}")
     return faults
 
 
+def table() -> str:
+    """As docs/architecture.md shows it."""
+    rows = ["| room | what lives there | knows |", "|---|---|---|"]
+    for room, what, known in ROOMS:
+        if known is None:
+            rows.append(f"| *planned:* `{room}` | {what} | |")
+        else:
+            rows.append(f"| `{room}` | {what} | {', '.join(f'`{name}`' for name in known.split())} |")
+    return "\n".join(rows)
+
+
+def faults_of_rooms() -> list[str]:
+    faults = [f"tools/check_layers.py: {room} may not know {known}, which is not above it"
+              for room in KNOWS for known in KNOWS[room] if PLACE.get(known, len(ROOMS)) >= PLACE[room]]
+    page = ROOT / "docs" / "architecture.md"
+    if page.exists() and table() not in page.read_text():
+        faults.append("docs/architecture.md: its table of rooms is not that of tools/check_layers.py; run it with --write")
+    return faults
+
+
+def write_table() -> None:
+    page = ROOT / "docs" / "architecture.md"
+    page.write_text(re.sub(r"\| room \|.*?\n(?=\n)", lambda _: table() + "\n", page.read_text(), count=1,
+                           flags=re.DOTALL))
+
+
 def main() -> int:
+    if sys.argv[1:] == ["--write"]:
+        write_table()
     files = [p for folder in ("include", "src") for p in (ROOT / folder).rglob("*") if p.suffix in (".h", ".cpp")]
-    faults = [fault for path in sorted(files) for fault in faults_of(path)]
-    print("\n".join(faults) if faults else f"layers: {len(files)} files, no include points up")
+    faults = faults_of_rooms() + [fault for path in sorted(files) for fault in faults_of(path)]
+    print("\n".join(faults) if faults else f"layers: {len(files)} files, every include is allowed")
     return 1 if faults else 0
 
 

@@ -74,7 +74,7 @@ def is_done(folder: pathlib.Path) -> bool:
     return bool(log) and log[-1]["kind"] == "end" and log[-1]["outcome"] == "done"
 
 
-def seconds_a_step(ends: list[float], warmup_steps: int) -> float:
+def seconds_per_step(ends: list[float], warmup_steps: int) -> float:
     """From the moments at which steps ended: the mean without the first ones, which fill caches and allocators."""
     counted = ends[warmup_steps - 1:] if warmup_steps else [0.0, *ends]
     return (counted[-1] - counted[0]) / (len(counted) - 1)

@@ -47,7 +47,7 @@ class Batches {
 void train_without_halfstep(Gpt& model, Batches& batches, const halfstep::AdamWOptions& options,
                             std::int64_t steps) {
   torch::optim::AdamW optimizer(model.parameters(), torch::optim::AdamWOptions(options.lr)
-                                                        .betas({options.beta1, options.beta2})
+                                                        .betas({options.betas[0], options.betas[1]})
                                                         .eps(options.eps)
                                                         .weight_decay(options.weight_decay));
   for (std::int64_t step = 0; step < steps; ++step) {
@@ -88,7 +88,7 @@ std::int64_t train_with_halfstep(Gpt& model, Batches& batches, const Scheme& sch
     mp.backward(mp.forward([&] { return model.loss(batch.tokens, batch.targets); }));
     const auto grads = mp.inspect_grads();
     auto multiplier = grads.clipped_to(kMaxNorm);
-    if (scheme.flaw == Flaw::UnscaledTwice) multiplier.value /= grads.loss_scale;
+    if (scheme.flaw == Flaw::UnscaledTwice) multiplier = multiplier.times(1 / grads.loss_scale());
     const bool stepped = optimizer.step(multiplier).stepped();
     mp.advance(grads);
     optimizer.zero_grad();

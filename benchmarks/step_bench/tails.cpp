@@ -35,7 +35,7 @@ Tensors trainable(Tensors tensors) {
 
 torch::optim::AdamWOptions torch_options(const halfstep::AdamWOptions& options) {
   return torch::optim::AdamWOptions(options.lr)
-      .betas({options.beta1, options.beta2})
+      .betas({options.betas[0], options.betas[1]})
       .eps(options.eps)
       .weight_decay(options.weight_decay);
 }
@@ -50,7 +50,7 @@ void HalfstepTail::use_grads(const Tensors& grads) {
   for (std::size_t i = 0; i < params_.size(); ++i) params_[i].working.mutable_grad() = grads[i];
 }
 
-double HalfstepTail::norm() const { return halfstep::inspect_grads(params_, settings_.loss_scale).norm; }
+double HalfstepTail::norm() const { return halfstep::inspect_grads(params_, settings_.loss_scale).norm(); }
 
 void HalfstepTail::step(double max_norm) {
   const auto grads = halfstep::inspect_grads(params_, settings_.loss_scale);
@@ -87,7 +87,8 @@ void EngineTail::step_from_fp32(double max_norm) {
   at::_foreach_add_(step_counts_, 1);
   const auto& adamw = settings_.adamw;
   at::_fused_adamw_(masters_, grads_, first_moments_, second_moments_, /*max_exp_avg_sqs=*/{}, step_counts_,
-                    adamw.lr, adamw.beta1, adamw.beta2, adamw.weight_decay, adamw.eps, /*amsgrad=*/false,
+                    adamw.lr, adamw.betas[0], adamw.betas[1], adamw.weight_decay, adamw.eps,
+                    /*amsgrad=*/false,
                     /*maximize=*/false, /*grad_scale=*/{}, found_inf);
   at::_foreach_copy_(working_, masters_);
 }

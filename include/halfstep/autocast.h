@@ -19,6 +19,9 @@ namespace halfstep {
 [[nodiscard]] HALFSTEP_API const PrecisionSupport& precision_support(c10::ScalarType compute);
 
 struct AutocastOptions {
+  /// `false` is AutocastScope::disabled(): for a program that is told whether to lower.
+  bool enabled = true;
+
   /// Accept BF16 on hardware that can only imitate it: right, but slower than FP32. For studying numerics.
   bool allow_emulated = false;
 

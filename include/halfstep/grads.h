@@ -5,25 +5,14 @@
 #include <halfstep/params.h>
 
 #include <cstdint>
+#include <limits>
+#include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace halfstep {
-
-/// Un-scaling and clipping as one number, with what a report needs to say about the gradients it belongs to.
-/// A default one means: as they are, not looked at.
-///
-/// The optimizer multiplies as it reads: gradients are never rewritten, hence never un-scaled twice.
-struct GradMultiplier {
-  double value = 1.0;
-  bool finite = true;        ///< false: the step is skipped
-  double norm = 0.0;         ///< joint 2-norm, un-scaled, before clipping
-  double loss_scale = 1.0;   ///< the one that the gradients carry
-  std::string first_bad{};   ///< the first parameter whose gradient is not finite
-  int64_t micro_batch = -1;  ///< in which micro-batch it was, counted from 0; -1 without accumulation
-  bool inspected = false;    ///< whether it comes from a GradSummary
-  std::vector<std::string> without_grad{};  ///< see GradSummary
-};
 
 /// The gradient of one parameter.
 struct ParamGrad {
@@ -32,24 +21,70 @@ struct ParamGrad {
   bool finite = true;
 };
 
-/// What one read-only pass over all gradients found.
-struct HALFSTEP_API GradSummary {
+/// What a pass over the gradients found, as plain numbers.
+struct GradFindings {
   bool finite = true;
-  bool any = false;         ///< whether there was a gradient at all
-  double norm = 0.0;        ///< joint 2-norm, un-scaled, accumulated in FP64
-  double loss_scale = 1.0;  ///< the one that the gradients carry
-  std::string first_bad{};  ///< see GradMultiplier
-  int64_t micro_batch = -1;
+  bool any = false;                 ///< whether there was a gradient at all
+  double norm = 0.0;                ///< joint 2-norm, un-scaled, accumulated in FP64
+  double loss_scale = 1.0;          ///< the one that the gradients carry
+  std::string first_bad{};          ///< the first parameter whose gradient is not finite
+  int64_t micro_batch = -1;         ///< in which micro-batch it was, counted from 0; -1 without accumulation
   std::vector<ParamGrad> params{};  ///< filled on request
   /// Parameters that require a gradient and have none. Nothing updates them: in a model that uses all of its
   /// parameters in each step that is a broken tie, a detach() or a layer that forward forgot.
   std::vector<std::string> without_grad{};
+};
+
+class GradMultiplier;
+
+/// What one read-only pass over all gradients found: GradFindings, read when somebody asks. Copies share
+/// them.
+class HALFSTEP_API GradSummary {
+ public:
+  GradSummary() : GradSummary(GradFindings{}) {}
+  explicit GradSummary(GradFindings findings)
+      : findings_(std::make_shared<const GradFindings>(std::move(findings))) {}
+
+  bool finite() const { return findings_->finite; }
+  bool any() const { return findings_->any; }
+  double norm() const { return findings_->norm; }
+  double loss_scale() const { return findings_->loss_scale; }
+  const std::string& first_bad() const { return findings_->first_bad; }
+  int64_t micro_batch() const { return findings_->micro_batch; }
+  const std::vector<ParamGrad>& params() const { return findings_->params; }
+  const std::vector<std::string>& without_grad() const { return findings_->without_grad; }
 
   /// Un-scale only.
   [[nodiscard]] GradMultiplier unclipped() const;
 
   /// Un-scale, and scale down to a joint norm of at most `max_norm`, as torch's clip_grad_norm_ does.
   [[nodiscard]] GradMultiplier clipped_to(double max_norm) const;
+
+ private:
+  std::shared_ptr<const GradFindings> findings_;
+};
+
+/// Un-scaling and clipping as one number, with the summary of the gradients that it belongs to. A default one
+/// means: as they are, not looked at.
+///
+/// The optimizer multiplies as it reads: gradients are never rewritten, hence never un-scaled twice.
+class HALFSTEP_API GradMultiplier {
+ public:
+  GradMultiplier() = default;
+  explicit GradMultiplier(GradSummary grads, double max_norm = std::numeric_limits<double>::infinity())
+      : grads_(std::move(grads)), max_norm_(max_norm) {}
+
+  /// Un-scale, clip and `factor`, if there is one, in one number.
+  double value() const;
+  /// The same with another factor: 1 / ranks, where gradients were summed over ranks.
+  [[nodiscard]] GradMultiplier times(double factor) const;
+  /// Without a value: not looked at.
+  const std::optional<GradSummary>& grads() const { return grads_; }
+
+ private:
+  std::optional<GradSummary> grads_{};
+  double max_norm_ = std::numeric_limits<double>::infinity();
+  double factor_ = 1.0;
 };
 
 enum class GradDetail { Total, PerParam };

@@ -28,7 +28,9 @@
 #include <halfstep/state_dict.h>
 #include <halfstep/step_report.h>
 #include <halfstep/storage.h>
+#include <halfstep/task.h>
 #include <halfstep/tensor_file.h>
 #include <halfstep/token_file.h>
 #include <halfstep/tokenizer.h>
+#include <halfstep/train_step.h>
 #include <halfstep/trainer.h>

@@ -106,7 +106,7 @@ HALFSTEP_API void reset_memory_peak();
 
 /// Hands all free memory to the operating system, and forgets the highest live bytes that
 /// `resident_over_peak` goes by. Returns the bytes. For the moment when a large phase is over.
-HALFSTEP_API std::size_t give_back_memory();
+HALFSTEP_API std::size_t empty_cache();
 
 /// Counts the block behind this tensor under another class, for blocks that somebody else allocated:
 /// gradients after backward, for instance. Nothing happens to blocks that are not this allocator's.

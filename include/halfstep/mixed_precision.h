@@ -1,4 +1,4 @@
-// Trains any torch::nn::Module in the precision that one line chooses.
+// Trains any module in the precision that one line chooses.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,6 +22,9 @@
 namespace torch::nn {
 class Module;
 }
+namespace torch::jit {
+struct Module;
+}
 
 namespace halfstep {
 
@@ -43,6 +46,12 @@ struct MixedPrecisionOptions {
 struct NamedModel {
   std::string name;
   std::reference_wrapper<torch::nn::Module> model;
+};
+
+/// A parameter of no module.
+struct NamedParameter {
+  std::string name;
+  at::Tensor tensor;
 };
 
 struct BackwardOptions {
@@ -74,18 +83,18 @@ struct BackwardOptions {
 /// that opens scopes of its own instead: to what they were after the last advance).
 ///
 /// With accumulation, each backward is one micro-batch: its gradients are checked, added to the sum and
-/// dropped. A sum, not a mean: divide the loss by the number of micro-batches. mp.zero_grad() starts it
-/// again. One that is not finite is not added: inspect_grads names it and its parameter, and the step is
-/// skipped.
+/// dropped. A sum, not a mean: divide the loss by the number of micro-batches. close_sum() ends it;
+/// mp.zero_grad() starts it again. One that is not finite is not added: inspect_grads names it and its
+/// parameter, and the step is skipped.
 ///
 /// Between steps it remembers masters, buffers and the loss scale: save state_dict() with the optimizer's.
-/// With accumulation the sum of a step's first micro-batches is part of it, until inspect_grads closes the
-/// sum: a run saved between two micro-batches goes on with the next one. From inspect_grads to advance, do
+/// With accumulation the sum of a step's first micro-batches is part of it, until close_sum: a run
+/// saved between two micro-batches goes on with the next one. From close_sum or inspect_grads to advance, do
 /// not save.
 ///
-/// The order of a step is backward, inspect_grads, optimizer.step, advance. Calls that are missing or in
-/// another order are an Error that says which: gradients of a scaled loss that backward did not make, a
-/// backward before advance, weights that were updated without their masters.
+/// The order of a step is backward, close_sum with accumulation, inspect_grads, optimizer.step, advance.
+/// Calls that are missing or in another order are an Error that says which: gradients of a scaled loss that
+/// backward did not make, a backward before advance, weights that were updated without their masters.
 ///
 /// One loop, one object; not thread-safe.
 class HALFSTEP_API MixedPrecision {
@@ -104,6 +113,12 @@ class HALFSTEP_API MixedPrecision {
   /// of their model: "critic.layers.0.weight"; params("critic") are those of one.
   MixedPrecision(Precision precision, const std::vector<NamedModel>& models,
                  MixedPrecisionOptions options = {});
+  /// A TorchScript module, as torch::jit::load gives it.
+  MixedPrecision(Precision precision, torch::jit::Module& model, MixedPrecisionOptions options = {});
+  /// Parameters by themselves. Buffers that forward changes are then the caller's to save, and to put back
+  /// after a skipped step.
+  MixedPrecision(Precision precision, const std::vector<NamedParameter>& parameters,
+                 MixedPrecisionOptions options = {});
   ~MixedPrecision();
   MixedPrecision(MixedPrecision&&) noexcept;
   MixedPrecision& operator=(MixedPrecision&&) noexcept;
@@ -119,8 +134,12 @@ class HALFSTEP_API MixedPrecision {
   /// add them, or ask for Accumulation::Fp32 and keep the graph in the first call.
   void backward(const at::Tensor& loss, BackwardOptions options = {});
 
+  /// Ends the sum of this step's micro-batches, which are the parameters' gradients from here on. With
+  /// accumulation once a step, after its last backward; without there is no sum, and nothing to do.
+  void close_sum();
+
   /// One read-only pass: finite? norm? whose?
-  [[nodiscard]] GradSummary inspect_grads(GradDetail detail = GradDetail::Total);
+  [[nodiscard]] GradSummary inspect_grads(GradDetail detail = GradDetail::Total) const;
 
   /// Drops all gradients, and with accumulation the sum of this step's micro-batches, which the optimizer's
   /// and the model's zero_grad know nothing of: the step starts again.

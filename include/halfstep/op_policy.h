@@ -21,11 +21,11 @@ enum class OpRule : unsigned char {
   Promote,  ///< cast all to the widest among them; BF16 beside FP16 gives FP32
   First,    ///< cast all to the type of the first, which the operation writes to or looks things up in
   AsIs,     ///< leave alone; operations that this one is made of still follow their own rows
-  Engine,   ///< do what stock LibTorch does on the tensor's device
+  Stock,    ///< do what stock LibTorch does on the tensor's device
 };
 
 /// What stock LibTorch 2.13 does with an operation inside its own autocast.
-enum class EngineRule : unsigned char {
+enum class StockRule : unsigned char {
   NotListed,  ///< nothing: the operation has no autocast kernel on that device
   Low,
   Fp32,
@@ -38,21 +38,21 @@ struct OpRow {
   std::string_view op;  ///< ATen's name with its overload: "mm", "softmax.int"
   OpRule rule;
   std::string_view reason;  ///< one sentence
-  EngineRule engine_cpu;
-  EngineRule engine_cuda;
+  StockRule stock_cpu;
+  StockRule stock_cuda;
 };
 
 /// Every operation that LibTorch's CPU or CUDA autocast knows, and those that Halfstep adds (NotListed on
 /// both).
 HALFSTEP_API std::span<const OpRow> op_table();
 
-/// "low", "fp32", "promote", "first", "as is", "engine".
+/// "low", "fp32", "promote", "first", "as is", "stock".
 HALFSTEP_API std::string_view to_string(OpRule rule);
 /// "not listed", "low", "fp32", "promote", "refused".
-HALFSTEP_API std::string_view to_string(EngineRule rule);
+HALFSTEP_API std::string_view to_string(StockRule rule);
 
 /// Whether a row with this rule treats tensors as stock LibTorch does.
-HALFSTEP_API bool agrees(OpRule rule, EngineRule engine);
+HALFSTEP_API bool agrees_with_stock(OpRule rule, StockRule stock);
 
 /// A rule for each row of the table. A value: copies share their rows until one of them is changed, and a
 /// scope keeps the copy that it was opened with, so a later set() changes later scopes only.
@@ -67,7 +67,7 @@ class HALFSTEP_API OpPolicy {
   static OpPolicy standard();
 
   /// Stock LibTorch, whose CPU and CUDA lists differ.
-  static OpPolicy engine();
+  static OpPolicy stock();
 
   /// A name with its overload ("prod.dim_int") changes one row; a bare name ("prod") changes the row of that
   /// name and all its overloads. An unknown name is an Error that offers the nearest one.

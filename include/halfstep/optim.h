@@ -9,6 +9,7 @@
 #include <halfstep/state_dict.h>
 #include <halfstep/step_report.h>
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -17,8 +18,7 @@ namespace halfstep {
 
 struct AdamWOptions {
   double lr = 1e-3;
-  double beta1 = 0.9;
-  double beta2 = 0.999;
+  std::array<double, 2> betas = {0.9, 0.999};
   double eps = 1e-8;
   double weight_decay = 1e-2;  ///< decoupled: weights shrink by lr * weight_decay a step
   MomentStorage moments = MomentStorage::Fp32;
@@ -37,6 +37,11 @@ struct SgdOptions {
   Schedule schedule{};  ///< multiplies lr
 
   HALFSTEP_API void check() const;
+};
+
+struct StepOptions {
+  /// Count, parameter by parameter, which updates were too small to move a weight: StepReport::stalls.
+  bool stalls = false;
 };
 
 /// Parameters with options of their own.
@@ -70,7 +75,7 @@ class FusedOptimizer {
   FusedOptimizer& operator=(FusedOptimizer&&) noexcept;
 
   /// Updates every parameter that has a gradient, or nothing at all if the gradients are not finite.
-  [[nodiscard]] StepReport step(const GradMultiplier& multiplier);
+  [[nodiscard]] StepReport step(const GradMultiplier& multiplier, StepOptions options = {});
 
   /// Drops the gradients; the next backward makes new ones.
   void zero_grad();

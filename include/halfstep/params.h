@@ -27,6 +27,9 @@ struct Param {
   /// Of the working copy; Undefined: whatever it has. A tensor of another type that is put in its place, by
   /// set_data, Module::to or torch::load, is rounded to this one with its full values as master.
   c10::ScalarType type = c10::ScalarType::Undefined;
+  /// Where this is a part of a larger tensor, cut as it lies in memory: its first element there. Random bits
+  /// go by a parameter's name and the place in the whole, so that cutting it into parts changes no bit.
+  int64_t first_element = 0;
   std::shared_ptr<ParamRecord> record{};  ///< made with the parameter, shared by its copies
   bool loss_scaled = false;  ///< whether its gradients carry a loss scale: an optimizer must be told which
 };

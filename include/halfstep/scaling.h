@@ -75,12 +75,20 @@ class HALFSTEP_API SkipLimitError : public Error {
   const std::string parameter;  ///< whose gradient was not finite in the last of them
 };
 
+struct GradScalerOptions {
+  bool enabled = true;
+};
+
 /// Scales the loss, un-scales the gradients, and steps an optimizer only when every gradient is finite.
 ///
 ///     scaler.scale(loss).backward();              // loss from a forward under AutocastScope(at::kHalf)
 ///     const auto report = scaler.step(optimizer);
 ///     scaler.update();
 ///     optimizer.zero_grad();
+///
+/// A loop that is written once for all precisions turns it off where there is nothing to scale:
+/// GradScaler scaler({}, {.enabled = type == at::kHalf}). It then passes losses through, looks at nothing and
+/// steps always, as torch.amp's does.
 ///
 /// To look at gradients or clip them, call unscale_(optimizer) between backward and step.
 ///
@@ -100,7 +108,7 @@ class HALFSTEP_API SkipLimitError : public Error {
 /// One scaler belongs to one training loop; it is not thread-safe.
 class HALFSTEP_API GradScaler {
  public:
-  explicit GradScaler(LossScaling options = {});
+  explicit GradScaler(LossScaling options = {}, GradScalerOptions switches = {});
   ~GradScaler();
   GradScaler(GradScaler&&) noexcept;
   GradScaler& operator=(GradScaler&&) noexcept;
@@ -133,7 +141,8 @@ class HALFSTEP_API GradScaler {
   /// Sets the loss scale instead of moving it; an Error unless it lies between floor and cap.
   void update(double new_loss_scale);
 
-  double get_scale() const;
+  double get_scale() const;  ///< 1 where it is not enabled
+  bool is_enabled() const;
   const LossScaling& options() const;
   const LossScaleState& state() const;
 

@@ -2,9 +2,12 @@
 #pragma once
 
 #include <halfstep/config.h>
+#include <halfstep/grads.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace halfstep {
@@ -15,7 +18,8 @@ enum class StepOutcome {
   SkippedNoGradients,  ///< no parameter had a gradient: nothing to check, nothing to do
 };
 
-/// What became of the updates of one parameter, element by element. Counted by Halfstep's own optimizers.
+/// What became of the updates of one parameter, element by element. Counted by Halfstep's own optimizers
+/// where StepOptions asks for it.
 struct UpdateStall {
   std::string parameter;
   int64_t updates = 0;  ///< elements whose update was a number other than 0
@@ -26,26 +30,40 @@ struct UpdateStall {
   double lost_fraction() const { return updates == 0 ? 0.0 : static_cast<double>(lost) / updates; }
 };
 
-/// The result of a step, as a value. A step that was skipped should be hard to ignore.
-struct HALFSTEP_API StepReport {
-  StepOutcome outcome = StepOutcome::Stepped;
-  double loss_scale = 1.0;  ///< the one that these gradients carried
-  std::string parameter{};  ///< the first one whose gradient was not finite; empty if there was none
+/// The result of a step, as a value, read when somebody asks. A step that was skipped should be hard to
+/// ignore.
+class HALFSTEP_API StepReport {
+ public:
+  /// Of a step with these gradients. `updated`: whether any parameter had one. `stalls`: if they were
+  /// counted.
+  StepReport(GradSummary grads, bool updated, std::optional<std::vector<UpdateStall>> stalls = {})
+      : grads_(std::move(grads)), updated_(updated), stalls_(std::move(stalls)) {}
 
-  // Filled by Halfstep's own optimizers:
-  double grad_norm = 0.0;             ///< joint 2-norm, un-scaled, before clipping
-  int64_t micro_batch = -1;           ///< which one was not finite, counted from 0; -1 without accumulation
-  std::vector<UpdateStall> stalls{};  ///< one for each parameter that was updated
-  std::vector<std::string> without_grad{};  ///< GradSummary::without_grad
+  StepOutcome outcome() const;
+  bool stepped() const { return outcome() == StepOutcome::Stepped; }
+  double loss_scale() const { return grads_.loss_scale(); }  ///< the one that these gradients carried
+  /// The first one whose gradient was not finite; empty if there was none.
+  const std::string& parameter() const { return grads_.first_bad(); }
 
-  bool stepped() const { return outcome == StepOutcome::Stepped; }
+  // Known to Halfstep's own optimizers:
+  double grad_norm() const { return grads_.norm(); }  ///< joint 2-norm, un-scaled, before clipping
+  /// Which one was not finite, counted from 0; -1 without accumulation.
+  int64_t micro_batch() const { return grads_.micro_batch(); }
+  const std::vector<std::string>& without_grad() const { return grads_.without_grad(); }
 
+  /// One for each parameter that was updated. An Error where they were not asked for: StepOptions::stalls.
+  const std::vector<UpdateStall>& stalls() const;
   /// All parameters together; its `parameter` is the one that lost most, empty if none lost any.
   UpdateStall stall() const;
 
   /// One sentence for a log: "stepped", or why not and which parameter. Parameters that required a gradient
   /// and had none are counted, and the first is named.
   std::string sentence() const;
+
+ private:
+  GradSummary grads_;
+  bool updated_;
+  std::optional<std::vector<UpdateStall>> stalls_;
 };
 
 }  // namespace halfstep

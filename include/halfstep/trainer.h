@@ -14,9 +14,11 @@
 
 namespace halfstep {
 
+class Task;
+
 /// What a run will take, from a few steps that were tried and thrown away.
 struct RunEstimate {
-  double seconds_a_step = 0.0;      ///< without evaluations, samples and checkpoints
+  double seconds_per_step = 0.0;    ///< without evaluations, samples and checkpoints
   double evaluation_seconds = 0.0;  ///< of one; 0 without
   double total_seconds = 0.0;       ///< of all steps and evaluations that are left
   int64_t peak_bytes = 0;           ///< of tensors; 0 unless Halfstep's CPU allocator is installed
@@ -49,6 +51,10 @@ struct TrainerOptions {
 class HALFSTEP_API Trainer {
  public:
   Trainer(const ResolvedConfig& resolved, const std::filesystem::path& folder, TrainerOptions options = {});
+  /// With a model, a loss and batches of your own (halfstep/task.h); model.kind is "own" then:
+  /// halfstep::resolve({.set = {"model.kind=own", "train.steps=1000", "precision.compute=bf16"}}).
+  Trainer(std::unique_ptr<Task> task, const ResolvedConfig& resolved, const std::filesystem::path& folder,
+          TrainerOptions options = {});
   ~Trainer();
   Trainer(Trainer&&) noexcept;
   Trainer& operator=(Trainer&&) noexcept;

@@ -36,7 +36,9 @@ AutocastScope::OuterRegion::~OuterRegion() {
 }
 
 AutocastScope::AutocastScope(c10::ScalarType low, OpPolicy policy, AutocastOptions options)
-    : AutocastScope(checked_policy(low, std::move(policy), options), low) {}
+    : AutocastScope(
+          options.enabled ? checked_policy(low, std::move(policy), options) : as_debug_info(std::nullopt),
+          options.enabled ? std::optional(low) : std::nullopt) {}
 
 // The policy of an outer scope is hidden, so that a bare region that opens inside is stock.
 AutocastScope::AutocastScope(Disabled) : AutocastScope(as_debug_info(std::nullopt), std::nullopt) {}

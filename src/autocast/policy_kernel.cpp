@@ -97,7 +97,7 @@ class PolicyKernel final : public c10::OperatorKernel {
     const ActivePolicy* policy = active_policy();
     if (!policy) return run_stock(op, keys, stack);
     switch (policy->ops.rule_of_row(row_)) {
-      case OpRule::Engine:
+      case OpRule::Stock:
         return run_stock_without_cache(op, keys, stack);
       case OpRule::AsIs:
         return run_as_is(op, keys, stack);

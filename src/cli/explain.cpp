@@ -27,7 +27,7 @@ constexpr std::pair<OpRule, const char*> kHeadings[] = {
 };
 
 bool differs_from_engine(const OpRow& row) {
-  return !agrees(row.rule, row.engine_cpu) || !agrees(row.rule, row.engine_cuda);
+  return !agrees_with_stock(row.rule, row.stock_cpu) || !agrees_with_stock(row.rule, row.stock_cuda);
 }
 
 Rows rows_to_show(bool only_differences) {
@@ -41,8 +41,8 @@ void print_json(const Rows& rows) {
   for (const OpRow& row : rows)
     answer.push_back({{"op", row.op},
                       {"rule", to_string(row.rule)},
-                      {"engine_cpu", to_string(row.engine_cpu)},
-                      {"engine_cuda", to_string(row.engine_cuda)},
+                      {"stock_cpu", to_string(row.stock_cpu)},
+                      {"stock_cuda", to_string(row.stock_cuda)},
                       {"reason", row.reason}});
   std::cout << answer.dump(2) << "\n";
 }
@@ -78,11 +78,11 @@ void print_differences(const Rows& rows) {
   };
   line("operation", "Halfstep", "stock CPU", "stock CUDA");
   for (const OpRow& row : rows)
-    line(row.op, to_string(row.rule), to_string(row.engine_cpu), to_string(row.engine_cuda));
+    line(row.op, to_string(row.rule), to_string(row.stock_cpu), to_string(row.stock_cuda));
   std::cout << "\n"
             << rows.size() << " of " << op_table().size()
             << " operations differ from stock LibTorch on CPU or CUDA.\n"
-               "'halfstep explain policy' gives the reasons; OpPolicy::engine() is stock.\n";
+               "'halfstep explain policy' gives the reasons; OpPolicy::stock() is stock.\n";
 }
 
 }  // namespace
@@ -95,8 +95,8 @@ void add_explain(CLI::App& program) {
   CLI::Option* const json = add_switch(*policy, "--json", "As JSON");
   CLI::Option* const diff = policy->add_option("--diff", "Only what differs from this policy")
                                 ->expected(1)
-                                ->check(CLI::IsMember({"engine"}))
-                                ->type_name("engine");
+                                ->check(CLI::IsMember({"stock"}))
+                                ->type_name("stock");
   policy->callback([json, diff] {
     const Rows rows = rows_to_show(diff->count() > 0);
     if (json->count() > 0)

@@ -48,8 +48,8 @@ std::optional<double> StepPace::seconds_left() const {
   if (left <= 0 || recent_seconds_.empty()) return std::nullopt;
   // Over the steps up to the latest pause, not up to now: the estimate would sink until the next one comes.
   const int64_t paused_over = latest_pause_step_ - first_step_;
-  const double pause_a_step = paused_over > 0 ? pauses_seconds_ / static_cast<double>(paused_over) : 0.0;
-  return static_cast<double>(left) * (median_seconds() + pause_a_step);
+  const double pause_per_step = paused_over > 0 ? pauses_seconds_ / static_cast<double>(paused_over) : 0.0;
+  return static_cast<double>(left) * (median_seconds() + pause_per_step);
 }
 
 }  // namespace halfstep::cli

@@ -154,7 +154,7 @@ void print_estimate(const Request& request, const RunPlan& plan, const RunEstima
                                         {"precision", plan.precision},
                                         {"data", plan.data},
                                         {"steps", plan.steps},
-                                        {"seconds_a_step", estimate.seconds_a_step},
+                                        {"seconds_per_step", estimate.seconds_per_step},
                                         {"evaluation_seconds", estimate.evaluation_seconds},
                                         {"total_seconds", estimate.total_seconds},
                                         {"peak_bytes", estimate.peak_bytes},
@@ -170,7 +170,7 @@ void print_estimate(const Request& request, const RunPlan& plan, const RunEstima
             << "data        " << printable(plan.data, Unprintable::Replaced) << "\n"
             << "memory      " << megabytes(estimate.peak_bytes) << " of tensors at the peak of a step\n"
             << "checkpoint  " << megabytes(estimate.checkpoint_bytes) << " each\n"
-            << "time        " << fine_duration_text(estimate.seconds_a_step) << " a step, "
+            << "time        " << fine_duration_text(estimate.seconds_per_step) << " a step, "
             << duration_text(estimate.total_seconds) << " for " << plan.steps << " steps on " << plan.threads
             << " threads\n"
             << "Nothing was written; the steps that were tried are thrown away.\n";

@@ -111,7 +111,7 @@ void TrainScreen::header() {
   header_line("model", plan_.model + ", " + si_text(static_cast<double>(plan_.parameters)) + " parameters");
   header_line("precision", plan_.precision);
   header_line("data", plan_.data);
-  std::string steps = grouped_text(plan_.steps) + " of " + grouped_text(plan_.tokens_a_step) + " " +
+  std::string steps = grouped_text(plan_.steps) + " of " + grouped_text(plan_.tokens_per_step) + " " +
                       plan_.unit + ", " + std::to_string(plan_.threads) +
                       (plan_.threads == 1 ? " thread" : " threads");
   if (plan_.steps_done > 0) steps += "; resumed after step " + grouped_text(plan_.steps_done);

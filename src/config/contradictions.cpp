@@ -49,6 +49,7 @@ class Finder {
       if (given(path)) fault(path, why);
   }
 
+  bool own() const { return config_.model.kind == "own"; }
   bool images() const { return config_.model.kind == "resnet18"; }
   bool low() const { return config_.precision.compute == "bf16" || config_.precision.compute == "fp16"; }
 
@@ -60,10 +61,13 @@ class Finder {
     if (config_.model.from) {
       none_of(kSizes,
               "is for new models, and " + other("model.from") + " has its sizes. Leave one of them out.");
+      if (own()) fault("model.from", "is for models of Halfstep's, and model.kind is own. Leave it out.");
       if (images()) fault("model.from", "cannot be a resnet18. Leave model.from out and train a new one.");
     } else if (!config_.model.kind) {
       fault("model.kind",
             "is not given. Write kind = \"gpt2\", or name a folder with model.from, or take a preset.");
+    } else if (own()) {
+      none_of(kSizes, "is for gpt2 and llama, and model.kind is own. Leave it out.");
     } else if (images()) {
       none_of(kSizes, "is for gpt2 and llama; a resnet18 has fixed sizes. Leave it out.");
     } else {
@@ -96,6 +100,12 @@ class Finder {
   }
 
   void data() {
+    if (own()) {
+      constexpr std::array<std::string_view, 5> all = {
+          "data.train", "data.validation", "data.validation_fraction", "data.tokenizer", "data.images"};
+      none_of(all, "is for data that Halfstep reads, and model.kind is own. Leave it out.");
+      return;
+    }
     if (images()) {
       constexpr std::array<std::string_view, 4> text = {"data.train", "data.validation",
                                                         "data.validation_fraction", "data.tokenizer"};
@@ -183,7 +193,7 @@ class Finder {
 
   void train() {
     const RunConfig::Train& train = config_.train;
-    if (train.evaluate_every > 0 && !images() && config_.data.validation.empty() &&
+    if (train.evaluate_every > 0 && !images() && !own() && config_.data.validation.empty() &&
         !config_.data.validation_fraction)
       fault("train.evaluate_every", "is ", train.evaluate_every,
             ", and nothing is held out. Name data.validation or a data.validation_fraction.");
@@ -194,8 +204,9 @@ class Finder {
             "goes by the held-out loss, and train.evaluate_every is 0. Set train.evaluate_every.");
     if (images() && train.sample_every > 0)
       fault("train.sample_every", "is for text, and model.kind is resnet18. Leave it out.");
-    if (images() && train.recompute_blocks)
-      fault("train.recompute_blocks", "is for gpt2 and llama, and model.kind is resnet18. Leave it out.");
+    if ((images() || own()) && train.recompute_blocks)
+      fault("train.recompute_blocks", "is for gpt2 and llama, and model.kind is ", *config_.model.kind,
+            ". Leave it out.");
     if (config_.log.trace_steps > train.steps)
       fault("log.trace_steps", "is ", config_.log.trace_steps, ", and the run has ", train.steps, " steps.",
             " Lower it.");

@@ -26,8 +26,8 @@ const std::vector<ConfigKey>& table() {
   static const std::vector<ConfigKey> keys = {
       {.path = "model.kind",
        .field = HALFSTEP_FIELD(model.kind),
-       .help = "The architecture of a new model.",
-       .words = {"gpt2", "llama", "resnet18"},
+       .help = "The architecture of a new model; own in a program that brings its own model and data.",
+       .words = {"gpt2", "llama", "resnet18", "own"},
        .if_not_given = "that of model.from"},
       {.path = "model.from",
        .field = HALFSTEP_FIELD(model.from),
@@ -175,7 +175,7 @@ const std::vector<ConfigKey>& table() {
       {.path = "precision.ops",
        .field = HALFSTEP_FIELD(precision.ops),
        .help = "Rules of single operations: softmax = \"low\" (bf16, fp16).",
-       .words = {"low", "fp32", "promote", "as_is", "engine"}},
+       .words = {"low", "fp32", "promote", "as_is", "stock"}},
 
       {.path = "optimizer.kind",
        .field = HALFSTEP_FIELD(optimizer.kind),

@@ -122,7 +122,7 @@ void reset_memory_peak() {
   if (BlockPool* pool = the_pool) pool->reset_peak();
 }
 
-std::size_t give_back_memory() {
+std::size_t empty_cache() {
   BlockPool* pool = the_pool;
   return pool ? pool->give_back() : 0;
 }

@@ -8,8 +8,6 @@
 
 #include <algorithm>
 
-#include "models/evaluation_scope.h"
-
 namespace halfstep {
 namespace {
 

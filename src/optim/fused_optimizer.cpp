@@ -114,42 +114,38 @@ template <typename Options>
 FusedOptimizer<Options>& FusedOptimizer<Options>::operator=(FusedOptimizer&&) noexcept = default;
 
 template <typename Options>
-StepReport FusedOptimizer<Options>::step(const GradMultiplier& multiplier) {
+StepReport FusedOptimizer<Options>::step(const GradMultiplier& multiplier, StepOptions options) {
   const at::NoGradGuard no_grad;
-  StepReport report{.loss_scale = multiplier.loss_scale,
-                    .parameter = multiplier.first_bad,
-                    .grad_norm = multiplier.norm,
-                    .micro_batch = multiplier.micro_batch,
-                    .without_grad = multiplier.without_grad};
-  if (!multiplier.finite) {
-    report.outcome = StepOutcome::SkippedNonFinite;
+  const GradSummary grads = multiplier.grads().value_or(GradSummary());
+  if (!grads.finite()) {
     for (const optim::Slot& slot : impl_->slots)
       if (slot.param.record) ++slot.param.record->skips;
-    return report;
+    return {grads, /*updated=*/false};
   }
-  if (!multiplier.inspected) impl_->check_not_scaled();
+  if (!multiplier.grads()) impl_->check_not_scaled();
   // As the kernels use it. Below the normal numbers it would have fewer bits, or none.
-  const auto multiplier_fp32 = static_cast<float>(multiplier.value);
-  HALFSTEP_CHECK(multiplier.value == 0 || (std::isnormal(multiplier_fp32) && multiplier_fp32 > 0),
-                 Impl::Rule::kName, ": the gradient multiplier is ", multiplier.value,
+  const double value = multiplier.value();
+  const auto value_fp32 = static_cast<float>(value);
+  HALFSTEP_CHECK(value == 0 || (std::isnormal(value_fp32) && value_fp32 > 0), Impl::Rule::kName,
+                 ": the gradient multiplier is ", value,
                  ", expected 0 or a number that FP32 holds in full, from 2^-126 to 2^127. Un-scale and clip "
                  "travel as one number: lower LossScaling::cap, or clip to a larger norm.");
-  auto jobs = impl_->jobs(multiplier.value);
-  if (jobs.empty()) {
-    report.outcome = StepOutcome::SkippedNoGradients;
-    return report;
-  }
+  auto jobs = impl_->jobs(value);
+  if (jobs.empty()) return {grads, /*updated=*/false};
   Impl::run(jobs);
+  std::optional<std::vector<UpdateStall>> stalls;
+  if (options.stalls) stalls.emplace();
   for (auto& job : jobs) {
     ++job.slot->steps;
     note_update(job.slot->param);
-    report.stalls.push_back({.parameter = job.slot->param.name,
-                             .updates = static_cast<int64_t>(job.counts.nonzero),
-                             .held = static_cast<int64_t>(job.counts.working_unmoved),
-                             .lost = static_cast<int64_t>(job.counts.lost)});
+    if (stalls)
+      stalls->push_back({.parameter = job.slot->param.name,
+                         .updates = static_cast<int64_t>(job.counts.nonzero),
+                         .held = static_cast<int64_t>(job.counts.working_unmoved),
+                         .lost = static_cast<int64_t>(job.counts.lost)});
   }
   ++impl_->steps;
-  return report;
+  return {grads, /*updated=*/true, std::move(stalls)};
 }
 
 template <typename Options>

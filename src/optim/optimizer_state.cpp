@@ -14,9 +14,9 @@ template <typename Options, typename Visit>
 void for_each_rate(Options& options, Visit visit) {
   visit("lr", options.lr);
   visit("weight_decay", options.weight_decay);
-  if constexpr (requires { options.beta1; }) {
-    visit("beta1", options.beta1);
-    visit("beta2", options.beta2);
+  if constexpr (requires { options.betas; }) {
+    visit("beta1", options.betas[0]);
+    visit("beta2", options.betas[1]);
     visit("eps", options.eps);
   } else {
     visit("momentum", options.momentum);
@@ -66,7 +66,6 @@ StateDict saved_form(const OptimizerState<Options>& state) {
   for (const Slot& slot : state.slots) {
     saved.set(param_name(slot, "steps"), slot.steps);
     saved.set(param_name(slot, "group"), static_cast<int64_t>(slot.group));
-    saved.set(param_name(slot, "random_stream"), int64_t{slot.id});
     // Copies: a state that is written to disk while training goes on must not change under the writer.
     for_each_tensor(slot, [&](const char* name, const at::Tensor& tensor) {
       if (tensor.defined()) saved.set(param_name(slot, name), tensor.clone());
@@ -156,7 +155,6 @@ void load(const StateDict& saved, OptimizerState<Options>& state) {
   state.slots = std::move(as_saved.slots);
   for (Slot& slot : state.slots) {
     slot.steps = saved.integer(param_name(slot, "steps"));
-    slot.id = static_cast<std::uint32_t>(saved.integer(param_name(slot, "random_stream")));
     for_each_tensor(slot, [&](const char* name, at::Tensor& tensor) {
       if (tensor.defined()) tensor.copy_(saved.tensor(param_name(slot, name)));
     });

@@ -22,8 +22,8 @@ void check_fraction(const char* whose, const char* name, double value, const cha
 
 void AdamWOptions::check() const {
   check_rate("AdamW", "lr", lr, "3e-4");
-  check_fraction("AdamW", "beta1", beta1, "0.9");
-  check_fraction("AdamW", "beta2", beta2, "0.999 or, for language models, 0.95");
+  check_fraction("AdamW", "beta1", betas[0], "0.9");
+  check_fraction("AdamW", "beta2", betas[1], "0.999 or, for language models, 0.95");
   // In FP32 a smaller one is 0 or nearly so, and a weight without gradients would become 0 / 0.
   HALFSTEP_CHECK(eps >= std::numeric_limits<float>::min() && eps <= std::numeric_limits<float>::max(),
                  "AdamW: eps is ", eps, ", expected a number from 2^-126 on; usual is 1e-8.");
@@ -48,8 +48,8 @@ namespace optim {
 AdamWStep Rule<AdamWOptions>::constants(const AdamWOptions& options, double learning_rate,
                                         double grad_multiplier, int64_t step, StochasticKey random) {
   AdamWStep constants = adamw_step({.learning_rate = learning_rate,
-                                    .beta1 = options.beta1,
-                                    .beta2 = options.beta2,
+                                    .beta1 = options.betas[0],
+                                    .beta2 = options.betas[1],
                                     .eps = options.eps,
                                     .weight_decay = options.weight_decay},
                                    step);

@@ -34,6 +34,13 @@ bool master_fits(const Param& param) {
   return param.master.defined() == type.has_value() && (!type || param.master.scalar_type() == *type);
 }
 
+/// FNV-1a, in 31 bits: the kernels use the last one. Two names that meet share random bits, each still fair.
+std::uint32_t id_of(const std::string& name) {
+  std::uint32_t hash = 2166136261u;
+  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u;
+  return hash >> 1;
+}
+
 void check_param(const char* whose, const Param& param) {
   const at::Tensor& working = param.working;
   HALFSTEP_CHECK(!param.name.empty(), whose, ": a parameter has no name; reports and saved states go by it.");
@@ -75,7 +82,7 @@ std::vector<Slot> make_slots(const char* whose, const std::vector<const std::vec
       if (!is_new) continue;
       HALFSTEP_CHECK(tensor_of.emplace(param.name, tensor).second, whose, ": two parameters are called '",
                      param.name, "'. Reports and saved states go by names: give each its own.");
-      slots.push_back({.param = param, .group = group, .id = static_cast<std::uint32_t>(slots.size())});
+      slots.push_back({.param = param, .group = group, .id = id_of(param.name)});
     }
   HALFSTEP_CHECK(!slots.empty(), whose, ": there is no parameter to train.");
   std::vector<NamedTensor> tensors;
@@ -87,6 +94,10 @@ std::vector<Slot> make_slots(const char* whose, const std::vector<const std::vec
 }
 
 Moment make_moment(const Param& param, MomentStorage storage) {
+  HALFSTEP_CHECK(storage != MomentStorage::Blockwise8 || param.first_element % kMomentBlockElements == 0, "'",
+                 param.name, "' begins at element ", param.first_element,
+                 " of the whole parameter, amid a block of 8-bit moments. Cut it at a multiple of ",
+                 kMomentBlockElements, ".");
   const MemoryClassScope memory(MemoryClass::Moments);
   const auto type = storage == MomentStorage::Fp32   ? at::kFloat
                     : storage == MomentStorage::Bf16 ? at::kBFloat16
@@ -126,7 +137,7 @@ UpdateRun run_of(const Slot& slot, const at::Tensor& grad, int64_t first_element
           .first_scale = scales_at(slot.first.scales),
           .second_scale = scales_at(slot.second.scales),
           .count = static_cast<std::size_t>(count),
-          .first_element = static_cast<std::uint64_t>(first_element)};
+          .first_element = static_cast<std::uint64_t>(slot.param.first_element + first_element)};
 }
 
 }  // namespace halfstep::optim

@@ -18,7 +18,7 @@ struct Moment {
 struct Slot {
   Param param;
   std::size_t group = 0;
-  std::uint32_t id = 0;  // names its random numbers
+  std::uint32_t id = 0;  // names its random numbers; goes by the parameter's name
   int64_t steps = 0;     // in which it had a gradient
   MomentStorage storage = MomentStorage::Fp32;
   Moment first{}, second{};

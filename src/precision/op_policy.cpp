@@ -51,8 +51,8 @@ OpPolicy OpPolicy::standard() {
   return policy;
 }
 
-OpPolicy OpPolicy::engine() {
-  static const OpPolicy policy(Rules(op_table().size(), OpRule::Engine));
+OpPolicy OpPolicy::stock() {
+  static const OpPolicy policy(Rules(op_table().size(), OpRule::Stock));
   return policy;
 }
 
@@ -89,41 +89,41 @@ std::string_view to_string(OpRule rule) {
       return "first";
     case OpRule::AsIs:
       return "as is";
-    case OpRule::Engine:
-      return "engine";
+    case OpRule::Stock:
+      return "stock";
   }
   HALFSTEP_BUG("OpRule ", static_cast<int>(rule), " has no name");
 }
 
-std::string_view to_string(EngineRule rule) {
+std::string_view to_string(StockRule rule) {
   switch (rule) {
-    case EngineRule::NotListed:
+    case StockRule::NotListed:
       return "not listed";
-    case EngineRule::Low:
+    case StockRule::Low:
       return "low";
-    case EngineRule::Fp32:
+    case StockRule::Fp32:
       return "fp32";
-    case EngineRule::Promote:
+    case StockRule::Promote:
       return "promote";
-    case EngineRule::Refused:
+    case StockRule::Refused:
       return "refused";
   }
-  HALFSTEP_BUG("EngineRule ", static_cast<int>(rule), " has no name");
+  HALFSTEP_BUG("StockRule ", static_cast<int>(rule), " has no name");
 }
 
-bool agrees(OpRule rule, EngineRule engine) {
+bool agrees_with_stock(OpRule rule, StockRule stock) {
   switch (rule) {
     case OpRule::Low:
-      return engine == EngineRule::Low;
+      return stock == StockRule::Low;
     case OpRule::Fp32:
-      return engine == EngineRule::Fp32;
+      return stock == StockRule::Fp32;
     case OpRule::Promote:
-      return engine == EngineRule::Promote;
+      return stock == StockRule::Promote;
     case OpRule::First:
       return false;
     case OpRule::AsIs:
-      return engine == EngineRule::NotListed;
-    case OpRule::Engine:
+      return stock == StockRule::NotListed;
+    case OpRule::Stock:
       return true;
   }
   HALFSTEP_BUG("OpRule ", static_cast<int>(rule), " is not comparable");

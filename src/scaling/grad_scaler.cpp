@@ -23,6 +23,7 @@ struct Round {
 }  // namespace
 
 struct GradScaler::Impl : scaling::ScalerState {
+  bool enabled = true;
   scaling::ParameterNames names;
 
   // Since the last update:
@@ -45,7 +46,8 @@ struct GradScaler::Impl : scaling::ScalerState {
   }
 };
 
-GradScaler::GradScaler(LossScaling options) : impl_(std::make_unique<Impl>()) {
+GradScaler::GradScaler(LossScaling options, GradScalerOptions switches) : impl_(std::make_unique<Impl>()) {
+  impl_->enabled = switches.enabled;
   impl_->options = options;
   impl_->state = initial_state(options);
 }
@@ -53,7 +55,8 @@ GradScaler::~GradScaler() = default;
 GradScaler::GradScaler(GradScaler&&) noexcept = default;
 GradScaler& GradScaler::operator=(GradScaler&&) noexcept = default;
 
-double GradScaler::get_scale() const { return impl_->state.loss_scale; }
+double GradScaler::get_scale() const { return impl_->enabled ? impl_->state.loss_scale : 1.0; }
+bool GradScaler::is_enabled() const { return impl_->enabled; }
 const LossScaling& GradScaler::options() const { return impl_->options; }
 const LossScaleState& GradScaler::state() const { return impl_->state; }
 
@@ -63,6 +66,7 @@ void GradScaler::name_parameters(const torch::nn::Module& model) {
 }
 
 at::Tensor GradScaler::scale(const at::Tensor& outputs) const {
+  if (!impl_->enabled) return outputs;
   // A 0-dim FP32 tensor, as in torch.amp: a 0-dim FP16 loss then becomes FP32 instead of overflowing.
   return outputs *
          at::full({}, impl_->state.loss_scale, outputs.options().dtype(at::kFloat).requires_grad(false));
@@ -75,6 +79,7 @@ std::vector<at::Tensor> GradScaler::scale(const std::vector<at::Tensor>& outputs
 }
 
 void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
+  if (!impl_->enabled) return;
   Round& round = impl_->rounds[&optimizer];
   HALFSTEP_CHECK(!round.stepped, "GradScaler: unscale_ after step. Call update() first.");
   HALFSTEP_CHECK(
@@ -109,6 +114,10 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
 }
 
 StepReport GradScaler::step(torch::optim::Optimizer& optimizer) {
+  if (!impl_->enabled) {
+    optimizer.step();
+    return {GradSummary(), /*updated=*/true};
+  }
   Round& round = impl_->rounds[&optimizer];
   HALFSTEP_CHECK(!round.stepped,
                  "GradScaler: step was already called for this optimizer. Call update() first.");
@@ -124,20 +133,17 @@ StepReport GradScaler::step(torch::optim::Optimizer& optimizer) {
     for (const auto& grad : grads) impl_->unscaled_grads.insert(grad.tensor);
   }
 
-  StepReport report{.outcome = StepOutcome::Stepped, .loss_scale = impl_->state.loss_scale, .parameter = {}};
-  if (round.flags.empty()) {
-    report.outcome = StepOutcome::SkippedNoGradients;
-  } else if (impl_->found_non_finite(optimizer, round)) {
-    report.outcome = StepOutcome::SkippedNonFinite;
-    report.parameter = impl_->skipped_parameter;
-  } else {
-    optimizer.step();
-  }
+  GradFindings found{.any = !round.flags.empty(), .loss_scale = impl_->state.loss_scale};
+  found.finite = !found.any || !impl_->found_non_finite(optimizer, round);
+  if (!found.finite) found.first_bad = impl_->skipped_parameter;
+  const bool steps = found.any && found.finite;
+  if (steps) optimizer.step();
   round.stepped = true;
-  return report;
+  return {GradSummary(std::move(found)), steps};
 }
 
 void GradScaler::update() {
+  if (!impl_->enabled) return;
   HALFSTEP_CHECK(!impl_->rounds.empty(),
                  "GradScaler: update without a step since the last update(). Call step() first.");
   bool checked = false;
@@ -156,6 +162,7 @@ void GradScaler::update() {
 }
 
 void GradScaler::update(double new_loss_scale) {
+  if (!impl_->enabled) return;
   const auto& options = impl_->options;
   HALFSTEP_CHECK(options.floor <= new_loss_scale && new_loss_scale <= options.cap,
                  "GradScaler: new loss scale ", new_loss_scale, " is not between ", options.floor,
@@ -165,9 +172,12 @@ void GradScaler::update(double new_loss_scale) {
   impl_->end_round();
 }
 
-StateDict GradScaler::state_dict() const { return scaling::saved_form(*impl_); }
+StateDict GradScaler::state_dict() const {
+  return impl_->enabled ? scaling::saved_form(*impl_) : StateDict();
+}
 
 void GradScaler::load_state_dict(const StateDict& saved) {
+  if (!impl_->enabled) return;
   static_cast<scaling::ScalerState&>(*impl_) = scaling::loaded_from(saved);
   impl_->end_round();
 }

@@ -58,7 +58,7 @@ GradSummary inspect_grads(const std::vector<Param>& params, double loss_scale, G
   std::vector<Inspected> inspected = grads_to_inspect(params);
   sum_squares(inspected);
 
-  GradSummary summary{.any = !inspected.empty(), .loss_scale = loss_scale};
+  GradFindings found{.any = !inspected.empty(), .loss_scale = loss_scale};
   double total = 0;
   const Inspected* bad = nullptr;
   const Inspected* largest = nullptr;
@@ -68,37 +68,38 @@ GradSummary inspect_grads(const std::vector<Param>& params, double loss_scale, G
     if (!largest || one.sum_of_squares > largest->sum_of_squares) largest = &one;
     total += one.sum_of_squares;
     if (detail == GradDetail::PerParam)
-      summary.params.push_back({.name = params[one.param].name,
-                                .norm = std::sqrt(one.sum_of_squares) / loss_scale,
-                                .finite = finite});
+      found.params.push_back({.name = params[one.param].name,
+                              .norm = std::sqrt(one.sum_of_squares) / loss_scale,
+                              .finite = finite});
   }
   for (const Param& param : params)
     if (param.working.requires_grad() && !param.working.grad().defined())
-      summary.without_grad.push_back(param.name);
-  summary.norm = std::sqrt(total) / loss_scale;
-  if (!bad && summary.norm > kLargestNorm) bad = largest;
-  summary.finite = !bad;
-  if (bad) summary.first_bad = params[bad->param].name;
-  return summary;
+      found.without_grad.push_back(param.name);
+  found.norm = std::sqrt(total) / loss_scale;
+  if (!bad && found.norm > kLargestNorm) bad = largest;
+  found.finite = !bad;
+  if (bad) found.first_bad = params[bad->param].name;
+  return GradSummary(std::move(found));
 }
 
-GradMultiplier GradSummary::unclipped() const {
-  return {.value = 1.0 / loss_scale,
-          .finite = finite,
-          .norm = norm,
-          .loss_scale = loss_scale,
-          .first_bad = first_bad,
-          .micro_batch = micro_batch,
-          .inspected = true,
-          .without_grad = without_grad};
-}
+GradMultiplier GradSummary::unclipped() const { return GradMultiplier(*this); }
 
 GradMultiplier GradSummary::clipped_to(double max_norm) const {
   HALFSTEP_CHECK(max_norm > 0, "clipped_to: max_norm is ", max_norm, ", expected a positive number.");
-  GradMultiplier multiplier = unclipped();
-  const double shrink = max_norm / (norm + 1e-6);  // 1e-6 as in torch's own clip_grad_norm_
-  if (finite && shrink < 1.0) multiplier.value *= shrink;
-  return multiplier;
+  return GradMultiplier(*this, max_norm);
+}
+
+double GradMultiplier::value() const {
+  if (!grads_) return factor_;
+  const double unscale = factor_ / grads_->loss_scale();
+  const double shrink = max_norm_ / (grads_->norm() + 1e-6);  // 1e-6 as in torch's own clip_grad_norm_
+  return grads_->finite() && shrink < 1.0 ? unscale * shrink : unscale;
+}
+
+GradMultiplier GradMultiplier::times(double factor) const {
+  GradMultiplier multiplied = *this;
+  multiplied.factor_ *= factor;
+  return multiplied;
 }
 
 }  // namespace halfstep

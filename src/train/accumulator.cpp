@@ -14,11 +14,11 @@ namespace halfstep::train {
 void GradAccumulator::add_micro_batch(const std::vector<Param>& params, double loss_scale) {
   const at::NoGradGuard no_grad;
   const GradSummary micro_batch = halfstep::inspect_grads(params, loss_scale);
-  if (micro_batch.finite) {
+  if (micro_batch.finite()) {
     add(params);
   } else if (bad_micro_batch_ < 0) {
     bad_micro_batch_ = micro_batches_;
-    bad_parameter_ = micro_batch.first_bad;
+    bad_parameter_ = micro_batch.first_bad();
   }
   for (const Param& param : params) param.working.mutable_grad().reset();
   ++micro_batches_;
@@ -69,24 +69,31 @@ void GradAccumulator::add(const std::vector<Param>& params) {
   for (std::size_t i = 0; i < params.size(); ++i) sums_[i].begun |= grads[i].defined();
 }
 
-GradSummary GradAccumulator::close(const std::vector<Param>& params, double loss_scale, GradDetail detail) {
+void GradAccumulator::close(const std::vector<Param>& params) {
   for (std::size_t i = 0; i < params.size(); ++i) {
     const at::Tensor& grad = params[i].working.grad();
     HALFSTEP_CHECK(!grad.defined() || (i < sums_.size() && grad.is_same(sums_[i].values)),
-                   "MixedPrecision: inspect_grads, but '", params[i].name,
+                   "MixedPrecision: close_sum, but '", params[i].name,
                    "' has a gradient that MixedPrecision::backward did not make, which is in no sum of "
                    "micro-batches. Call mp.backward(loss) for every loss.");
   }
   closed_ = true;
   for (std::size_t i = 0; i < sums_.size(); ++i)
     if (sums_[i].begun) params[i].working.mutable_grad() = sums_[i].values;
-  GradSummary summary = halfstep::inspect_grads(params, loss_scale, detail);
-  if (bad_micro_batch_ < 0) return summary;
-  summary.any = true;
-  summary.finite = false;
-  summary.first_bad = bad_parameter_;
-  summary.micro_batch = bad_micro_batch_;
-  return summary;
+}
+
+GradSummary GradAccumulator::summary(const std::vector<Param>& params, double loss_scale,
+                                     GradDetail detail) const {
+  const GradSummary sums = halfstep::inspect_grads(params, loss_scale, detail);
+  if (bad_micro_batch_ < 0) return sums;
+  return GradSummary({.finite = false,
+                      .any = true,
+                      .norm = sums.norm(),
+                      .loss_scale = loss_scale,
+                      .first_bad = bad_parameter_,
+                      .micro_batch = bad_micro_batch_,
+                      .params = sums.params(),
+                      .without_grad = sums.without_grad()});
 }
 
 void GradAccumulator::begin_step() {

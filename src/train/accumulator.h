@@ -17,8 +17,11 @@ class GradAccumulator {
   void add_micro_batch(const std::vector<Param>& params, double loss_scale);
 
   /// Ends the step's micro-batches: the sums become the parameters' gradients, to be read and dropped as any.
-  /// With a summary of them that says which micro-batch was bad, if one was.
-  GradSummary close(const std::vector<Param>& params, double loss_scale, GradDetail detail);
+  void close(const std::vector<Param>& params);
+  bool closed() const { return closed_; }
+
+  /// Of the closed sums. It says which micro-batch was bad, if one was.
+  GradSummary summary(const std::vector<Param>& params, double loss_scale, GradDetail detail) const;
 
   /// The next micro-batch starts a new sum.
   void begin_step();

@@ -22,7 +22,7 @@ constexpr Words<OpRule, 5> kRules = {{{"low", OpRule::Low},
                                       {"fp32", OpRule::Fp32},
                                       {"promote", OpRule::Promote},
                                       {"as_is", OpRule::AsIs},
-                                      {"engine", OpRule::Engine}}};
+                                      {"stock", OpRule::Stock}}};
 
 /// resolve() lets no other word through.
 template <typename Value, size_t count>
@@ -86,8 +86,8 @@ Schedule schedule_of(const RunConfig& config) {
 
 AdamWOptions adamw_of(const RunConfig& config) {
   auto options = shared_options<AdamWOptions>(config);
-  take(options.beta1, config.optimizer.beta1);
-  take(options.beta2, config.optimizer.beta2);
+  take(options.betas[0], config.optimizer.beta1);
+  take(options.betas[1], config.optimizer.beta2);
   take(options.eps, config.optimizer.eps);
   return options;
 }

@@ -7,11 +7,9 @@
 #include <halfstep/data.h>
 #include <halfstep/error.h>
 #include <halfstep/models.h>
-#include <halfstep/tensor_file.h>
 
 #include "base/with_commas.h"
-#include "models/evaluation_scope.h"
-#include "train/task.h"
+#include "train/tasks.h"
 
 namespace halfstep::train {
 namespace {
@@ -56,8 +54,7 @@ class ImageTask final : public Task {
   }
 
   std::string unit() const override { return "images"; }
-  int64_t units_a_batch() const override { return config_.data.batch_size; }
-  std::optional<double> flops_a_batch() const override { return std::nullopt; }
+  int64_t units_per_batch() const override { return config_.data.batch_size; }
 
   void take_batch() override { batch_ = batches_.next(); }
   at::Tensor loss() override { return at::cross_entropy_loss(model_->forward(batch_.images), batch_.labels); }
@@ -83,8 +80,6 @@ class ImageTask final : public Task {
     return score;
   }
 
-  std::optional<Sample> sample(const MixedPrecision&, uint64_t) override { return std::nullopt; }
-
   StateDict state_dict() const override {
     StateDict state;
     for (const auto& [name, value] : batches_.state_dict()) state.set(kDataPrefix + name, value);
@@ -97,14 +92,6 @@ class ImageTask final : public Task {
     for (const auto& [name, value] : saved)
       if (name.starts_with(kDataPrefix)) data.set(name.substr(std::string_view(kDataPrefix).size()), value);
     batches_.load_state_dict(data);
-  }
-
-  void write_model(const Path& folder) const override {
-    std::filesystem::create_directories(folder);
-    NamedTensors tensors;
-    for (const auto& [name, value] : module_state(*model_))
-      tensors.emplace_back(name, std::get<at::Tensor>(value));
-    write_tensors(folder / "model.safetensors", tensors);
   }
 
  private:

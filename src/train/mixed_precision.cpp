@@ -2,11 +2,8 @@
 #include <c10/core/GradMode.h>
 #include <halfstep/error.h>
 #include <halfstep/mixed_precision.h>
-#include <torch/nn/module.h>
-#include <torch/nn/modules/embedding.h>
 
 #include <algorithm>
-#include <unordered_set>
 
 #include "precision/name_pattern.h"
 #include "scaling/scaler_state.h"
@@ -16,80 +13,15 @@
 #include "tensor/vector_math.h"
 #include "train/accumulator.h"
 #include "train/buffer_guard.h"
+#include "train/contents.h"
 #include "train/float32_products.h"
 #include "train/weight_watch.h"
 
 namespace halfstep {
 namespace {
 
-/// What a MixedPrecision holds of its models. A tensor under two names is one, under the first.
-struct Contents {
-  std::vector<std::pair<std::string, at::Tensor>> parameters;
-  train::NamedBuffers buffers;
-};
-
-/// Sparse, expanded and inference tensors cannot: such a buffer is a constant, neither saved nor put back.
-bool can_be_written(const at::Tensor& buffer) {
-  if (buffer.layout() != at::kStrided || buffer.is_inference()) return false;
-  for (int64_t i = 0; i < buffer.dim(); ++i)
-    if (buffer.size(i) > 1 && buffer.stride(i) == 0) return false;
-  return true;
-}
-
-template <typename Embedding>
-bool has_sparse_gradients(torch::nn::Module& module) {
-  const auto* embedding = module.as<Embedding>();
-  return embedding && embedding->options.sparse() && embedding->weight.requires_grad();
-}
-
-/// Better said now than after the first backward.
-void check_dense_gradients(const std::string& path, torch::nn::Module& module) {
-  HALFSTEP_CHECK(
-      !has_sparse_gradients<torch::nn::EmbeddingImpl>(module) &&
-          !has_sparse_gradients<torch::nn::EmbeddingBagImpl>(module),
-      "MixedPrecision: '", path, path.empty() ? "" : ".",
-      "weight' is that of an embedding with sparse(true), whose gradients are sparse; Halfstep's "
-      "optimizers take dense ones. Build it with sparse(false), freeze it, or use GradScaler with a "
-      "torch::optim optimizer.");
-}
-
-/// Two models of one name would be saved as one.
-void check_names_differ(const Contents& contents) {
-  std::unordered_set<std::string_view> names;
-  const auto check = [&](const auto& items) {
-    names.clear();
-    for (const auto& [name, tensor] : items)
-      HALFSTEP_CHECK(names.insert(name).second, "MixedPrecision: two tensors are called '", name,
-                     "'. Give each model a name of its own.");
-  };
-  check(contents.parameters);
-  check(contents.buffers);
-}
-
-Contents contents_of(const std::vector<NamedModel>& models) {
-  Contents contents;
-  std::unordered_set<const c10::TensorImpl*> seen;
-  for (const auto& [name, model] : models) {
-    const std::string prefix = name.empty() ? "" : name + ".";
-    const auto take = [&](const auto& items, auto& into, const auto& wanted) {
-      for (const auto& item : items)
-        if (item.value().defined() && wanted(item.value()) &&
-            seen.insert(item.value().unsafeGetTensorImpl()).second)
-          into.emplace_back(prefix + item.key(), item.value());
-    };
-    take(model.get().named_parameters(), contents.parameters, [](const at::Tensor&) { return true; });
-    take(model.get().named_buffers(), contents.buffers, can_be_written);
-    check_dense_gradients(name, model.get());
-    for (const auto& item : model.get().named_modules(name, /*include_self=*/false))
-      check_dense_gradients(item.key(), *item.value());
-  }
-  HALFSTEP_CHECK(!contents.parameters.empty(), "MixedPrecision: the model has no parameters.");
-  check_names_differ(contents);
-  return contents;
-}
-
 /// A buffer in the memory of a parameter would be left behind when that gets memory of its own type.
-void check_buffers_apart(const Precision& precision, const Contents& contents) {
+void check_buffers_apart(const Precision& precision, const train::Contents& contents) {
   for (const auto& [name, parameter] : contents.parameters) {
     if (precision.storage_of(name) == WeightStorage::Fp32 || !parameter.has_storage()) continue;
     for (const auto& [buffer_name, buffer] : contents.buffers)
@@ -101,7 +33,7 @@ void check_buffers_apart(const Precision& precision, const Contents& contents) {
   }
 }
 
-void check_every_rule_matches(const Precision& precision, const Contents& contents) {
+void check_every_rule_matches(const Precision& precision, const train::Contents& contents) {
   for (const WeightRule& rule : precision.weight_rules) {
     const bool used = std::any_of(contents.parameters.begin(), contents.parameters.end(),
                                   [&](const auto& item) { return matches(rule.pattern, item.first); });
@@ -111,7 +43,7 @@ void check_every_rule_matches(const Precision& precision, const Contents& conten
   }
 }
 
-std::vector<Param> take_in(const Precision& precision, const Contents& contents) {
+std::vector<Param> take_in(const Precision& precision, const train::Contents& contents) {
   check_every_rule_matches(precision, contents);
   check_buffers_apart(precision, contents);
   // All before the first is rounded: a model that is refused is left as it was. Memory too: once rounded, two
@@ -159,7 +91,7 @@ struct MixedPrecision::Impl {
   bool backward_ran = false;  // since the last advance
   bool inspected = false;
 
-  Impl(Precision given, const std::vector<NamedModel>& models, MixedPrecisionOptions given_options)
+  Impl(Precision given, train::Contents contents, MixedPrecisionOptions given_options)
       : precision(std::move(given)), options(given_options) {
     precision.check();
     if (options.cpu_allocator) install_cpu_allocator();
@@ -173,7 +105,6 @@ struct MixedPrecision::Impl {
     // Without loss scaling a scale that cannot move: skipped steps are counted and limited all the same.
     scaler.options = precision.loss_scaling.value_or(LossScaling{.initial = 1, .floor = 1, .cap = 1});
     scaler.state = initial_state(scaler.options);
-    Contents contents = contents_of(models);
     params = take_in(precision, contents);
     buffers.emplace(std::move(contents.buffers));
     if (options.accumulation != Accumulation::None) accumulator.emplace(options.accumulation);
@@ -219,10 +150,15 @@ MixedPrecision::ForwardScope::ForwardScope(const MixedPrecision& mp) : memory_(M
 }
 
 MixedPrecision::MixedPrecision(Precision precision, torch::nn::Module& model, MixedPrecisionOptions options)
-    : MixedPrecision(std::move(precision), {{.name = "", .model = model}}, options) {}
+    : MixedPrecision(std::move(precision), std::vector<NamedModel>{{.name = "", .model = model}}, options) {}
 MixedPrecision::MixedPrecision(Precision precision, const std::vector<NamedModel>& models,
                                MixedPrecisionOptions options)
-    : impl_(std::make_unique<Impl>(std::move(precision), models, options)) {}
+    : impl_(std::make_unique<Impl>(std::move(precision), train::contents_of(models), options)) {}
+MixedPrecision::MixedPrecision(Precision precision, torch::jit::Module& model, MixedPrecisionOptions options)
+    : impl_(std::make_unique<Impl>(std::move(precision), train::contents_of(model), options)) {}
+MixedPrecision::MixedPrecision(Precision precision, const std::vector<NamedParameter>& parameters,
+                               MixedPrecisionOptions options)
+    : impl_(std::make_unique<Impl>(std::move(precision), train::contents_of(parameters), options)) {}
 MixedPrecision::~MixedPrecision() = default;
 MixedPrecision::MixedPrecision(MixedPrecision&&) noexcept = default;
 MixedPrecision& MixedPrecision::operator=(MixedPrecision&&) noexcept = default;
@@ -260,6 +196,11 @@ void MixedPrecision::backward(const at::Tensor& loss, BackwardOptions options) {
                  loss.defined() ? detail::concat("a tensor of shape ", loss.sizes()) : "an undefined tensor",
                  ". Take its mean or sum first.");
   impl_->check_advanced("backward");
+  HALFSTEP_CHECK(
+      !impl_->accumulator || !impl_->accumulator->closed(),
+      "MixedPrecision: backward, but the sum of this step's micro-batches is closed. The order of a "
+      "step is backward for each micro-batch, close_sum, inspect_grads, optimizer.step, advance; "
+      "mp.zero_grad() starts the step again.");
   impl_->check_no_grad_left();
   if (!impl_->accumulator) impl_->weights.begin_backward(impl_->params);
   const MemoryClassScope memory(MemoryClass::Gradient);
@@ -280,14 +221,22 @@ void MixedPrecision::backward(const at::Tensor& loss, BackwardOptions options) {
     impl_->weights.end_backward(impl_->params);
 }
 
-GradSummary MixedPrecision::inspect_grads(GradDetail detail) {
+void MixedPrecision::close_sum() {
+  if (impl_->accumulator) impl_->accumulator->close(impl_->params);
+}
+
+GradSummary MixedPrecision::inspect_grads(GradDetail detail) const {
   if (impl_->inspected && impl_->weights.another_step(impl_->params))
     impl_->check_advanced("inspect_grads of the next step");
   impl_->check_backward_ran();
-  GradSummary summary = impl_->accumulator ? impl_->accumulator->close(impl_->params, loss_scale(), detail)
+  HALFSTEP_CHECK(
+      !impl_->accumulator || impl_->accumulator->closed(),
+      "MixedPrecision: inspect_grads, but the sum of this step's micro-batches is still open. Call "
+      "mp.close_sum() after the last backward of a step.");
+  GradSummary summary = impl_->accumulator ? impl_->accumulator->summary(impl_->params, loss_scale(), detail)
                                            : halfstep::inspect_grads(impl_->params, loss_scale(), detail);
   if (!impl_->inspected) impl_->weights.note(impl_->params);
-  impl_->inspected = summary.any;
+  impl_->inspected = summary.any();
   return summary;
 }
 
@@ -300,22 +249,22 @@ void MixedPrecision::zero_grad() {
 
 void MixedPrecision::advance(const GradSummary& grads) {
   HALFSTEP_CHECK(
-      impl_->inspected || !grads.any,
+      impl_->inspected || !grads.any(),
       "MixedPrecision: advance, but inspect_grads was not called since the last advance. Call each "
       "of them once a step: inspect_grads, optimizer.step, advance.");
-  if (impl_->inspected && grads.any) impl_->weights.end_step(impl_->params);
+  if (impl_->inspected && grads.any()) impl_->weights.end_step(impl_->params);
   if (impl_->accumulator) impl_->accumulator->begin_step();
   impl_->inspected = impl_->backward_ran = false;
-  impl_->buffers->end_step(/*skipped=*/grads.any && !grads.finite);
-  if (!grads.any) return;  // neither a clean step nor a skipped one
+  impl_->buffers->end_step(/*skipped=*/grads.any() && !grads.finite());
+  if (!grads.any()) return;  // neither a clean step nor a skipped one
   auto& [options, state] = impl_->scaler;
-  HALFSTEP_CHECK(grads.loss_scale == state.loss_scale,
+  HALFSTEP_CHECK(grads.loss_scale() == state.loss_scale,
                  "MixedPrecision: advance with gradients that carry a loss "
                  "scale of ",
-                 grads.loss_scale, "; the present one is ", state.loss_scale,
+                 grads.loss_scale(), "; the present one is ", state.loss_scale,
                  ". Call it once a step, with what inspect_grads returned in that step.");
-  state = next_state(options, state, grads.finite);
-  scaling::check_skip_limit("MixedPrecision", options, state, grads.first_bad);
+  state = next_state(options, state, grads.finite());
+  scaling::check_skip_limit("MixedPrecision", options, state, grads.first_bad());
 }
 
 // Weights and buffers by name, as they lie in memory: visit(name, tensor). A frozen parameter's master is

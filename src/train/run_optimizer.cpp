@@ -39,8 +39,8 @@ std::variant<AdamW, SGD> make(const std::vector<Param>& params, const RunConfig&
 RunOptimizer::RunOptimizer(const std::vector<Param>& params, const RunConfig& config)
     : params_(params), config_(config), optimizer_(make(params, config)) {}
 
-StepReport RunOptimizer::step(const GradMultiplier& multiplier) {
-  return std::visit([&](auto& optimizer) { return optimizer.step(multiplier); }, optimizer_);
+StepReport RunOptimizer::step(const GradMultiplier& multiplier, StepOptions options) {
+  return std::visit([&](auto& optimizer) { return optimizer.step(multiplier, options); }, optimizer_);
 }
 
 void RunOptimizer::zero_grad() {

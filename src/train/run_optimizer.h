@@ -13,7 +13,7 @@ class RunOptimizer {
  public:
   RunOptimizer(const std::vector<Param>& params, const RunConfig& config);
 
-  [[nodiscard]] StepReport step(const GradMultiplier& multiplier);
+  [[nodiscard]] StepReport step(const GradMultiplier& multiplier, StepOptions options);
   void zero_grad();
   double next_lr() const;  ///< of the next step
   StateDict state_dict() const;

@@ -8,8 +8,7 @@
 #include <fstream>
 
 #include "base/with_commas.h"
-#include "models/evaluation_scope.h"
-#include "train/task.h"
+#include "train/tasks.h"
 #include "train/token_sources.h"
 
 namespace halfstep::train {
@@ -140,11 +139,11 @@ class TextTask final : public Task {
   }
 
   std::string unit() const override { return "tokens"; }
-  int64_t units_a_batch() const override { return config_.data.batch_size * config_.data.sequence_length; }
+  int64_t units_per_batch() const override { return config_.data.batch_size * config_.data.sequence_length; }
 
   /// Two operations for each weight of a matrix product in forward and four in backward; attention over half
   /// of the sequence on average.
-  std::optional<double> flops_a_batch() const override {
+  std::optional<double> flops_per_batch() const override {
     const Sizes sizes = sizes_of(*model_);
     double weights = 0;
     for (const auto& item : model_->named_parameters()) {
@@ -155,7 +154,7 @@ class TextTask final : public Task {
     }
     const double attention =
         static_cast<double>(sizes.layers * sizes.width) * static_cast<double>(config_.data.sequence_length);
-    return 6 * (weights + attention) * static_cast<double>(units_a_batch());
+    return 6 * (weights + attention) * static_cast<double>(units_per_batch());
   }
 
   void take_batch() override { batch_ = batches_->next(); }
@@ -193,7 +192,7 @@ class TextTask final : public Task {
   StateDict state_dict() const override { return batches_->state_dict(); }
   void load_state_dict(const StateDict& saved) override { batches_->load_state_dict(saved); }
 
-  void write_model(const Path& folder) const override {
+  void write_model(const Path& folder) override {
     save_pretrained(*model_, folder);
     if (tokenizer_path_)
       std::filesystem::copy_file(*tokenizer_path_, folder / "tokenizer.json",

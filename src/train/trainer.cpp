@@ -1,3 +1,4 @@
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <halfstep/error.h>
 #include <halfstep/memory.h>
@@ -9,6 +10,7 @@
 
 #include "train/phase_clock.h"
 #include "train/run_folder.h"
+#include "train/tasks.h"
 #include "train/trace.h"
 #include "train/training.h"
 #include "train/watchdog.h"
@@ -35,7 +37,7 @@ RunPlan plan_of(const RunConfig& config, Training& training, const std::filesyst
           .folder = folder.string(),
           .unit = training.task().unit(),
           .steps = config.train.steps,
-          .tokens_a_step = training.task().units_a_batch() * config.train.accumulation,
+          .tokens_per_step = training.task().units_per_batch() * config.train.accumulation,
           .threads = at::get_num_threads()};
 }
 
@@ -50,13 +52,25 @@ struct Trainer::Impl {
   Training training;
   RunPlan plan;
 
-  Impl(const ResolvedConfig& given, const std::filesystem::path& where, const TrainerOptions& asked)
+  /// Without a task of somebody's own: the one that the configuration names.
+  Impl(const ResolvedConfig& given, const std::filesystem::path& where, const TrainerOptions& asked,
+       std::unique_ptr<Task> own)
       : resolved(given),
         folder(where),
         options(asked),
         claim(where),
-        training(given.config, where / "tokens", asked.most_text_bytes) {
+        training(given.config, task(std::move(own))) {
     plan = plan_of(given.config, training, where);
+  }
+
+  std::unique_ptr<Task> task(std::unique_ptr<Task> own) const {
+    if (config().train.threads) at::set_num_threads(static_cast<int>(*config().train.threads));
+    at::manual_seed(static_cast<uint64_t>(config().train.seed));  // dropout
+    const MemoryClassScope memory(MemoryClass::Working);
+    if (own) return own;
+    return config().model.kind == "resnet18"
+               ? train::image_task(config())
+               : train::text_task(config(), folder / "tokens", options.most_text_bytes);
   }
 
   const RunConfig& config() const { return resolved.config; }
@@ -338,8 +352,20 @@ class Trainer::Impl::Run {
   double longest_step_ = 0, longest_evaluation_ = 0, longest_sample_ = 0;
 };
 
-Trainer::Trainer(const ResolvedConfig& resolved, const std::filesystem::path& folder, TrainerOptions options)
-    : impl_(std::make_unique<Impl>(resolved, folder, options)) {}
+Trainer::Trainer(const ResolvedConfig& resolved, const std::filesystem::path& folder,
+                 TrainerOptions options) {
+  HALFSTEP_CHECK(resolved.config.model.kind != "own",
+                 "model.kind is own: only the program whose model it is can train it, which gives a Task to "
+                 "halfstep::Trainer.");
+  impl_ = std::make_unique<Impl>(resolved, folder, options, nullptr);
+}
+Trainer::Trainer(std::unique_ptr<Task> task, const ResolvedConfig& resolved,
+                 const std::filesystem::path& folder, TrainerOptions options) {
+  HALFSTEP_CHECK(task, "Trainer: the task is a null pointer.");
+  HALFSTEP_CHECK(resolved.config.model.kind == "own", "Trainer: a task of your own, but model.kind is ",
+                 resolved.config.model.kind.value_or("not given"), ". Set model.kind = \"own\".");
+  impl_ = std::make_unique<Impl>(resolved, folder, options, std::move(task));
+}
 Trainer::~Trainer() = default;
 Trainer::Trainer(Trainer&&) noexcept = default;
 Trainer& Trainer::operator=(Trainer&&) noexcept = default;
@@ -355,7 +381,7 @@ RunEstimate Trainer::estimate() {
     PhaseClock clock;
     const StepRecord record = impl_->training.step(step, nullptr);
     impl_->training.check_not_diverged();
-    estimate.seconds_a_step = clock.seconds();  // of the last: the first ones warm up
+    estimate.seconds_per_step = clock.seconds();  // of the last: the first ones warm up
     if (record.memory) peak_bytes = std::max(peak_bytes, record.memory->peak_bytes);
   }
   const RunConfig& config = impl_->config();
@@ -366,7 +392,7 @@ RunEstimate Trainer::estimate() {
         (config.train.steps + config.train.evaluate_every - 1) / config.train.evaluate_every;
     evaluations = static_cast<double>(1 + after_steps);
   }
-  estimate.total_seconds = static_cast<double>(config.train.steps) * estimate.seconds_a_step +
+  estimate.total_seconds = static_cast<double>(config.train.steps) * estimate.seconds_per_step +
                            evaluations * estimate.evaluation_seconds;
   estimate.peak_bytes = peak_bytes;
   estimate.checkpoint_bytes = train::bytes_of(impl_->training.checkpoint(kTried));

@@ -1,7 +1,6 @@
 #include "train/training.h"
 
 #include <ATen/Context.h>
-#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <halfstep/memory.h>
 
@@ -14,15 +13,6 @@
 
 namespace halfstep::train {
 namespace {
-
-std::unique_ptr<Task> make_task(const RunConfig& config, const std::filesystem::path& tokens_folder,
-                                int64_t most_text_bytes) {
-  if (config.train.threads) at::set_num_threads(static_cast<int>(*config.train.threads));
-  at::manual_seed(static_cast<uint64_t>(config.train.seed));  // dropout
-  const MemoryClassScope memory(MemoryClass::Working);
-  return config.model.kind == "resnet18" ? image_task(config)
-                                         : text_task(config, tokens_folder, most_text_bytes);
-}
 
 MixedPrecision make_precision(const RunConfig& config, torch::nn::Module& model) {
   const auto accumulation = config.train.accumulation > 1 ? Accumulation::Fp32 : Accumulation::None;
@@ -45,15 +35,14 @@ std::optional<MemoryRecord> memory_of_step() {
 
 }  // namespace
 
-Training::Training(const RunConfig& config, const std::filesystem::path& tokens_folder,
-                   int64_t most_text_bytes)
+Training::Training(const RunConfig& config, std::unique_ptr<Task> task)
     : config_(config),
-      task_(make_task(config, tokens_folder, most_text_bytes)),
+      task_(std::move(task)),
       precision_(make_precision(config, task_->model())),
       optimizer_(precision_.params(), config) {
-  const auto flops = task_->flops_a_batch();
+  const auto flops = task_->flops_per_batch();
   if (!flops) return;
-  flops_a_step_ = *flops * static_cast<double>(config.train.accumulation);
+  flops_per_step_ = *flops * static_cast<double>(config.train.accumulation);
   machine_flops_ = product_rate(precision_.precision().compute);
 }
 
@@ -67,7 +56,7 @@ StepRecord Training::step(int64_t number, EventFile* histograms) {
   const auto batches = static_cast<double>(config_.train.accumulation);
   StepRecord record{.step = number,
                     .lr = optimizer_.next_lr(),
-                    .tokens = task_->units_a_batch() * config_.train.accumulation};
+                    .tokens = task_->units_per_batch() * config_.train.accumulation};
   reset_memory_peak();
   skip_limit_.reset();
   PhaseClock clock;
@@ -81,10 +70,14 @@ StepRecord Training::step(int64_t number, EventFile* histograms) {
     precision_.backward(batches > 1 ? loss / batches : loss);
     clock.lap(record.phases.backward);
   }
+  precision_.close_sum();
   const GradSummary grads = precision_.inspect_grads();
   clock.lap(record.phases.inspect);
   const auto& clip_norm = config_.optimizer.clip_norm;
-  const StepReport report = optimizer_.step(clip_norm ? grads.clipped_to(*clip_norm) : grads.unclipped());
+  // Where nobody reads them, they are not counted.
+  const bool logged = config_.log.every > 0 && number % config_.log.every == 0;
+  const StepReport report =
+      optimizer_.step(clip_norm ? grads.clipped_to(*clip_norm) : grads.unclipped(), {.stalls = logged});
   clock.lap(record.phases.step);
   if (histograms != nullptr) write_histograms(*histograms, number);
   optimizer_.zero_grad();
@@ -95,13 +88,13 @@ StepRecord Training::step(int64_t number, EventFile* histograms) {
     skip_limit_.emplace(error);
   }
 
-  record.grad_norm = report.grad_norm;
-  if (precision_.precision().loss_scaling) record.loss_scale = report.loss_scale;
+  record.grad_norm = report.grad_norm();
+  if (precision_.precision().loss_scaling) record.loss_scale = report.loss_scale();
   record.skipped = !report.stepped();
   if (record.skipped) {
     record.why = report.sentence();
-    record.parameter = report.parameter;
-  } else {
+    record.parameter = report.parameter();
+  } else if (logged) {
     record.stalled_share = report.stall().lost_fraction();
   }
   watch_.see(number, record.loss, record.skipped);
@@ -109,10 +102,10 @@ StepRecord Training::step(int64_t number, EventFile* histograms) {
   record.memory = memory_of_step();
   clock.lap(record.phases.other);
   record.tokens_per_second = static_cast<double>(record.tokens) / clock.seconds();
-  if (flops_a_step_) {
+  if (flops_per_step_) {
     // Measured on a machine that was busy then, the peak may have come out too low.
-    machine_flops_ = std::max(machine_flops_, *flops_a_step_ / clock.seconds());
-    record.share_of_peak = *flops_a_step_ / clock.seconds() / machine_flops_;
+    machine_flops_ = std::max(machine_flops_, *flops_per_step_ / clock.seconds());
+    record.share_of_peak = *flops_per_step_ / clock.seconds() / machine_flops_;
   }
   return record;
 }

@@ -6,20 +6,19 @@
 #include <halfstep/mixed_precision.h>
 #include <halfstep/run_config.h>
 #include <halfstep/run_log.h>
+#include <halfstep/task.h>
 
-#include <filesystem>
 #include <limits>
 #include <memory>
 
 #include "train/divergence_watch.h"
 #include "train/run_optimizer.h"
-#include "train/task.h"
 
 namespace halfstep::train {
 
 class Training {
  public:
-  Training(const RunConfig& config, const std::filesystem::path& tokens_folder, int64_t most_text_bytes);
+  Training(const RunConfig& config, std::unique_ptr<Task> task);
 
   Task& task() { return *task_; }
   const MixedPrecision& precision() const { return precision_; }
@@ -85,7 +84,7 @@ class Training {
   Progress progress_;
   bool between_steps_ = true;
   std::optional<SkipLimitError> skip_limit_;
-  std::optional<double> flops_a_step_;
+  std::optional<double> flops_per_step_;
   double machine_flops_ = 0;  ///< a second
 };
 

@@ -61,7 +61,7 @@ TEST(AutocastScope, InnerTypeAndPolicyHoldUntilTheInnerScopeEnds) {
   const AutocastScope outer(at::kBFloat16, OpPolicy::standard(), kAnyMachine);
   const EngineState outer_state;
   {
-    const AutocastScope inner(at::kHalf, OpPolicy::engine(), kAnyMachine);
+    const AutocastScope inner(at::kHalf, OpPolicy::stock(), kAnyMachine);
     EXPECT_EQ(type_of_mm(), at::kHalf);
     EXPECT_EQ(type_of_exp(), at::kBFloat16);
   }
@@ -113,6 +113,17 @@ TEST(AutocastScope, DisabledTurnsAutocastOffUntilTheEndOfTheBlock) {
   EXPECT_EQ(EngineState(), enabled);
   EXPECT_EQ(type_of_mm(), at::kBFloat16);
   EXPECT_EQ(type_of_exp(), at::kFloat);
+}
+
+TEST(AutocastScope, NotEnabledIsDisabled) {
+  const at::Tensor a = torch::randn({4, 4}), b = torch::randn({4, 4});
+  for (const bool enabled : {true, false}) {
+    const AutocastScope outer(at::kBFloat16, OpPolicy::standard(), {.allow_emulated = true});
+    const AutocastScope inner(at::kBFloat16, OpPolicy::standard(),
+                              {.enabled = enabled, .allow_emulated = true});
+    EXPECT_EQ(at::mm(a, b).scalar_type(), enabled ? at::kBFloat16 : at::kFloat);
+    EXPECT_EQ(at::autocast::is_autocast_enabled(at::kCPU), enabled);
+  }
 }
 
 TEST(AutocastScope, DisabledTurnsABareRegionOffAndOutsideChangesNothing) {

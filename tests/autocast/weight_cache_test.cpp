@@ -49,7 +49,7 @@ TEST(WeightCache, EveryWayOfChangingAWeightIsSeenAtTheNextUse) {
       change.apply(weight);
       EXPECT_EQ(use(weight), kOld) << "stock autocast no longer serves a stale weight";
     }
-    for (const OpPolicy& policy : {OpPolicy::standard(), OpPolicy::engine()}) {
+    for (const OpPolicy& policy : {OpPolicy::standard(), OpPolicy::stock()}) {
       at::Tensor weight = make_weight();
       const AutocastScope scope(at::kBFloat16, policy, kAnyMachine);
       EXPECT_EQ(use(weight), kOld);
@@ -76,7 +76,7 @@ TEST(WeightCache, NestedRegionOfAnotherTypeCastsAnew) {
     const BareAutocast inner(at::kHalf);
     EXPECT_THROW(at::linear(x, weight), c10::Error) << "stock autocast no longer mixes up the types";
   }
-  for (const OpPolicy& policy : {OpPolicy::standard(), OpPolicy::engine()}) {
+  for (const OpPolicy& policy : {OpPolicy::standard(), OpPolicy::stock()}) {
     const AutocastScope outer(at::kBFloat16, policy, kAnyMachine);
     EXPECT_EQ(at::linear(x, weight).scalar_type(), at::kBFloat16);
     const AutocastScope inner(at::kHalf, policy, kAnyMachine);
@@ -88,7 +88,7 @@ TEST(WeightCache, WhatABareRegionAroundTheScopeHasCachedIsNotUsed) {
   at::Tensor weight = make_weight();
   const BareAutocast bare(at::kBFloat16);
   EXPECT_EQ(use(weight), kOld);
-  for (const OpPolicy& policy : {OpPolicy::standard(), OpPolicy::engine()}) {
+  for (const OpPolicy& policy : {OpPolicy::standard(), OpPolicy::stock()}) {
     const AutocastScope scope(at::kBFloat16, policy, kAnyMachine);
     weight.data().fill_(kNew);
     EXPECT_EQ(use(weight), kNew);
@@ -97,7 +97,7 @@ TEST(WeightCache, WhatABareRegionAroundTheScopeHasCachedIsNotUsed) {
 
 // at::ThreadLocalState carries the scope to another thread, but not the switch that turns the cache off.
 TEST(WeightCache, CacheStaysUnusedOnAThreadThatAScopeWasCarriedTo) {
-  for (const OpPolicy& policy : {OpPolicy::standard(), OpPolicy::engine()}) {
+  for (const OpPolicy& policy : {OpPolicy::standard(), OpPolicy::stock()}) {
     at::Tensor weight = make_weight();
     const AutocastScope scope(at::kBFloat16, policy, kAnyMachine);
     const at::ThreadLocalState state;

@@ -149,6 +149,7 @@ TEST(Resume, BetweenMicroBatchesHasTheBitsOfTheUninterruptedRun) {
       };
       const auto finish = [&] {
         micro_batch();
+        mp.close_sum();
         const auto grads = mp.inspect_grads();
         (void)optimizer.step(grads.clipped_to(0.5));
         mp.advance(grads);

@@ -18,7 +18,7 @@ class ExplainPolicy(unittest.TestCase):
         cls.rows = {row["op"]: row for row in ask("explain", "policy")}
 
     def test_every_operation_of_both_engine_lists_has_a_row_and_a_reason(self):
-        for column, key in [("engine_cpu", "AutocastCPU"), ("engine_cuda", "AutocastCUDA")]:
+        for column, key in [("stock_cpu", "AutocastCPU"), ("stock_cuda", "AutocastCUDA")]:
             listed = {op for op, row in self.rows.items() if row[column] != "not listed"}
             self.assertEqual(listed, stock_list(key))
         for row in self.rows.values():
@@ -26,26 +26,26 @@ class ExplainPolicy(unittest.TestCase):
             self.assertIn(row["rule"], {"low", "fp32", "promote", "first", "as is"}, row)
 
     def test_the_difference_is_exactly_the_rows_that_a_stock_device_treats_otherwise(self):
-        def same(rule, engine):
-            return rule == engine or (rule == "as is" and engine == "not listed")
+        def same(rule, stock):
+            return rule == stock or (rule == "as is" and stock == "not listed")
 
         expected = {op for op, row in self.rows.items()
-                    if not (same(row["rule"], row["engine_cpu"]) and same(row["rule"], row["engine_cuda"]))}
-        self.assertEqual({row["op"] for row in ask("explain", "policy", "--diff", "engine")}, expected)
+                    if not (same(row["rule"], row["stock_cpu"]) and same(row["rule"], row["stock_cuda"]))}
+        self.assertEqual({row["op"] for row in ask("explain", "policy", "--diff", "stock")}, expected)
         self.assertIn("softmax.int", expected)
         self.assertNotIn("bmm", expected)
 
     def test_the_plain_form_fits_80_columns_and_names_every_operation(self):
-        for arguments in [(), ("--diff", "engine")]:
+        for arguments in [(), ("--diff", "stock")]:
             text = run("explain", "policy", *arguments).stdout
             self.assertLessEqual(max(map(len, text.splitlines())), 80)
         words = set(run("explain", "policy").stdout.replace(",", " ").split())
         self.assertEqual(set(self.rows) - words, set())
 
     def test_an_unknown_policy_to_compare_with_is_refused(self):
-        done = run("explain", "policy", "--diff", "stock")
+        done = run("explain", "policy", "--diff", "torch")
         self.assertEqual(done.returncode, 2)
-        self.assertIn("engine", done.stderr)
+        self.assertIn("stock", done.stderr)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ RunPlan plan_of(int64_t steps) {
           .data = "10,741,003 tokens to train on, 565,210 held out",
           .folder = "runs/first",
           .steps = steps,
-          .tokens_a_step = 8192,
+          .tokens_per_step = 8192,
           .threads = 2};
 }
 

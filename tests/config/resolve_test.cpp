@@ -56,10 +56,10 @@ TEST(Resolve, FlagsAndVariablesNeedNoQuotes) {
 TEST(Resolve, OperationsOfAllSourcesAreJoined) {
   const ResolvedConfig resolved = resolve(
       {.preset = "tiny",
-       .file = file("[precision.ops]\nsoftmax = \"low\"\n\"prod.dim_int\" = \"low\"\nsum.dim = \"engine\"\n"),
+       .file = file("[precision.ops]\nsoftmax = \"low\"\n\"prod.dim_int\" = \"low\"\nsum.dim = \"stock\"\n"),
        .set = {"precision.ops.prod.dim_int=fp32"}});
   const std::map<std::string, std::string> expected = {
-      {"softmax", "low"}, {"prod.dim_int", "fp32"}, {"sum.dim", "engine"}};
+      {"softmax", "low"}, {"prod.dim_int", "fp32"}, {"sum.dim", "stock"}};
   EXPECT_EQ(resolved.config.precision.ops, expected);
   EXPECT_EQ(resolved.origin("precision.ops.softmax"), "run.toml:2");
   EXPECT_EQ(resolved.origin("precision.ops.prod.dim_int"), "--set");

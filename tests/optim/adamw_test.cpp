@@ -33,7 +33,8 @@ struct EngineAdamW {
   }
   void step(const std::vector<torch::Tensor>& grads, const AdamWOptions& o) {
     for (auto& step : steps) step += 1;
-    at::_fused_adamw_(params, grads, first, second, {}, steps, o.lr, o.beta1, o.beta2, o.weight_decay, o.eps,
+    at::_fused_adamw_(params, grads, first, second, {}, steps, o.lr, o.betas[0], o.betas[1], o.weight_decay,
+                      o.eps,
                       /*amsgrad=*/false, /*maximize=*/false);
   }
 };
@@ -51,8 +52,8 @@ class OverHundredSteps : public ::testing::TestWithParam<WeightStorage> {};
 // Same order of operations, same roundings: not one bit differs.
 TEST_P(OverHundredSteps, Fp32MastersHaveTheBitsOfTheEnginesFusedAdamW) {
   for (const AdamWOptions& options :
-       {AdamWOptions{.lr = 1e-2}, AdamWOptions{.lr = 3e-4, .beta1 = 0.8, .beta2 = 0.95, .weight_decay = 0.1},
-        AdamWOptions{.lr = 1e-3, .beta1 = 0.4, .eps = 1e-4, .weight_decay = 0.0}}) {
+       {AdamWOptions{.lr = 1e-2}, AdamWOptions{.lr = 3e-4, .betas = {0.8, 0.95}, .weight_decay = 0.1},
+        AdamWOptions{.lr = 1e-3, .betas = {0.4, 0.999}, .eps = 1e-4, .weight_decay = 0.0}}) {
     torch::manual_seed(5);
     const auto initial = random_tensors(1.0);
     EngineAdamW engine(initial);
@@ -112,7 +113,7 @@ TEST(AdamW, MultiplierIsTheSameAsMultipliedGradientsAndLeavesThemAlone) {
   }
   AdamW first(multiplied), second(by_number);
   ASSERT_TRUE(first.step({}).stepped());
-  ASSERT_TRUE(second.step({.value = 0.01}).stepped());
+  ASSERT_TRUE(second.step(GradMultiplier().times(0.01)).stepped());
   for (size_t i = 0; i < initial.size(); ++i) {
     EXPECT_TRUE(bit_equal(by_number[i].working.grad(), grads[i]));
     EXPECT_TRUE(bit_equal(by_number[i].master, multiplied[i].master));
@@ -131,7 +132,7 @@ TEST(AdamW, ResultsDoNotDependOnTheNumberOfThreads) {
     for (int step = 0; step < 3; ++step) {
       params[0].working.mutable_grad() = torch::randn({100003}).to(at::kBFloat16);
       const auto grads = inspect_grads(params);
-      norm = grads.norm;
+      norm = grads.norm();
       ASSERT_TRUE(optimizer.step(grads.clipped_to(1.0)).stepped());
     }
     results.push_back({params[0].working, torch::tensor(norm, torch::kDouble)});
@@ -149,7 +150,7 @@ TEST(AdamW, ParameterWithoutAGradientIsLeftAloneAndCountsNoStep) {
   AdamW optimizer(params, {.lr = 0.1});
   for (int step = 0; step < 3; ++step) {
     params[0].working.mutable_grad() = torch::ones({9});
-    ASSERT_EQ(optimizer.step({}).stalls.size(), 1u);
+    ASSERT_EQ(optimizer.step({}, {.stalls = true}).stalls().size(), 1u);
   }
   EXPECT_TRUE(bit_equal(params[1].master, initial[1]));
   optimizer.zero_grad();
@@ -184,7 +185,9 @@ TEST(AdamW, MultiplierThatFp32CannotHoldIsRefused) {
   AdamW optimizer(params);
   params[0].working.mutable_grad() = torch::zeros({4});
   for (const double value : {1e39, 0x1p-151, 0x1p-127, -1.0, static_cast<double>(NAN)})
-    EXPECT_NE(error_of([&] { (void)optimizer.step({.value = value}); }).find("the gradient multiplier is"),
+    EXPECT_NE(error_of([&] {
+                (void)optimizer.step(GradMultiplier().times(value));
+              }).find("the gradient multiplier is"),
               std::string::npos);
   EXPECT_TRUE(bit_equal(params[0].working, torch::ones({4})));
 }
@@ -197,8 +200,8 @@ TEST(AdamW, OptionsThatMakeNoSenseAreRefusedByName) {
   };
   refused("lr is -1", {.lr = -1});
   refused("lr is nan", {.lr = NAN});
-  refused("beta1 is 1", {.beta1 = 1});
-  refused("beta2 is -0.5", {.beta2 = -0.5});
+  refused("beta1 is 1", {.betas = {1, 0.999}});
+  refused("beta2 is -0.5", {.betas = {0.9, -0.5}});
   refused("eps is inf", {.eps = INFINITY});
   refused("eps is 0", {.eps = 0});  // a weight without gradients would become 0 / 0
   refused("lr is 1e+39", {.lr = 1e39});

@@ -74,8 +74,9 @@ TEST_P(FusedFaults, EveryOneIsFoundNamedAndSkippedWithoutATrace) {
           testing::element_of(params[victim].working.grad(), position).fill_(fault);
           const auto report = optimizer.step(inspect_grads(params, 4.0).clipped_to(1.0));
           ++cases;
-          ASSERT_EQ(report.outcome, StepOutcome::SkippedNonFinite) << "missed " << fault << " in " << victim;
-          ASSERT_EQ(report.parameter, params[victim].name);
+          ASSERT_EQ(report.outcome(), StepOutcome::SkippedNonFinite)
+              << "missed " << fault << " in " << victim;
+          ASSERT_EQ(report.parameter(), params[victim].name);
         }
       }
       // Once a victim, after its nine faults: the comparison is the expensive part.

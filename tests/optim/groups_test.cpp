@@ -20,7 +20,8 @@ TEST(Groups, EachFollowsItsOwnOptionsAsIfAlone) {
   torch::manual_seed(1);
   const auto a = torch::randn({50}), b = torch::randn({60});
   const AdamWOptions fast{.lr = 1e-2, .weight_decay = 0.0};
-  const AdamWOptions slow{.lr = 1e-4, .beta2 = 0.95, .weight_decay = 0.1, .moments = MomentStorage::Bf16};
+  const AdamWOptions slow{
+      .lr = 1e-4, .betas = {0.9, 0.95}, .weight_decay = 0.1, .moments = MomentStorage::Bf16};
   const Param together_a = fp32_param("a", a), together_b = fp32_param("b", b);
   const Param alone_a = fp32_param("a", a), alone_b = fp32_param("b", b);
   AdamW together({{{together_a}, fast}, {{together_b}, slow}});
@@ -49,7 +50,7 @@ TEST(Groups, ScheduleGoesByTheStepsThatWereTaken) {
     for (const Param& param : {scheduled, by_hand})
       param.working.mutable_grad() = torch::full({3}, 1.0 + step);
     // A skipped step moves no schedule.
-    ASSERT_FALSE(optimizer.step({.finite = false}).stepped());
+    ASSERT_FALSE(optimizer.step(GradMultiplier(GradSummary({.finite = false}))).stepped());
     plain.set_options({.lr = 0.5 * schedule.factor(step)});
     ASSERT_TRUE(optimizer.step({}).stepped());
     ASSERT_TRUE(plain.step({}).stepped());

@@ -61,7 +61,7 @@ TEST(Layout, EmptyAndZeroDimensionalTensorsAreTensors) {
   scalar.working.mutable_grad() = torch::ones({}, at::kBFloat16);
   AdamW optimizer({empty, scalar}, {.lr = 0.25, .weight_decay = 0.0, .moments = MomentStorage::Blockwise8});
   const auto grads = inspect_grads({empty, scalar});
-  EXPECT_EQ(grads.norm, 1.0);
+  EXPECT_EQ(grads.norm(), 1.0);
   ASSERT_TRUE(optimizer.step(grads.unclipped()).stepped());
   // The first step of Adam is lr * sign(gradient), up to eps.
   EXPECT_NEAR(full_precision(scalar).item<float>(), 0.75, 1e-6);
@@ -146,6 +146,51 @@ TEST(Layout, WhatTheKernelsCannotReadIsRefusedByName) {
   });
   refused("working copy of 'w' is Half, expected Float",
           [&] { AdamW({Param{.name = "w", .working = torch::ones({3}, at::kHalf)}}); });
+}
+
+// As ranks will hold it: each its part of a parameter, with the whole one's name.
+TEST(Shards, OfAParameterAreRoundedAsTheWhole) {
+  for (const auto storage : {WeightStorage::Stochastic, WeightStorage::SplitMaster, WeightStorage::Kahan})
+    for (const auto moments : {MomentStorage::Fp32, MomentStorage::Bf16, MomentStorage::Blockwise8}) {
+      torch::manual_seed(3);
+      const at::Tensor start = torch::randn({2048});
+      const auto with = [&](const at::Tensor& values, int64_t first) {
+        Param param = make_param("w", values.clone(), storage, at::kBFloat16);
+        param.first_element = first;
+        return param;
+      };
+      const Param whole = with(start, 0);
+      // Another parameter before it in the same optimizer: its place in the list does not matter either.
+      const Param other = make_param("other", torch::ones({5}), storage, at::kBFloat16);
+      AdamW whole_optimizer({whole}, {.lr = 1e-3, .moments = moments}, 9);
+      std::vector<Param> parts;
+      std::vector<AdamW> optimizers;
+      for (const auto& [first, count] : {std::pair<int64_t, int64_t>{0, 512}, {512, 1280}, {1792, 256}}) {
+        parts.push_back(with(start.narrow(0, first, count), first));
+        optimizers.emplace_back(std::vector<Param>{other, parts.back()},
+                                AdamWOptions{.lr = 1e-3, .moments = moments}, 9);
+      }
+      for (int step = 0; step < 5; ++step) {
+        const at::Tensor grad = torch::randn({2048});
+        whole.working.mutable_grad() = grad;
+        ASSERT_TRUE(whole_optimizer.step({}).stepped());
+        std::vector<at::Tensor> values;
+        for (std::size_t i = 0; i < parts.size(); ++i) {
+          parts[i].working.mutable_grad() =
+              grad.narrow(0, parts[i].first_element, parts[i].working.numel()).clone();
+          ASSERT_TRUE(optimizers[i].step({}).stepped());
+          values.push_back(full_precision(parts[i]));
+        }
+        ASSERT_TRUE(testing::bit_equal(at::cat(values), full_precision(whole)))
+            << to_string(storage) << " " << to_string(moments) << " step " << step;
+      }
+    }
+  Param amid = make_param("w", torch::ones({100}), WeightStorage::Fp32, at::kFloat);
+  amid.first_element = 100;
+  EXPECT_NE(testing::error_of([&] {
+              AdamW({amid}, {.moments = MomentStorage::Blockwise8});
+            }).find("amid a block of 8-bit moments"),
+            std::string::npos);
 }
 
 }  // namespace

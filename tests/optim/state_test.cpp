@@ -35,7 +35,7 @@ void expect_resumable(WeightStorage storage, const Options& options) {
   const auto run = [](Optimizer& optimizer, const std::vector<Param>& params, int from, int to) {
     for (int step = from; step < to; ++step) {
       set_grads(params, step);
-      ASSERT_TRUE(optimizer.step({.value = 0.5}).stepped());
+      ASSERT_TRUE(optimizer.step(GradMultiplier().times(0.5)).stepped());
     }
   };
   run(uninterrupted, whole, 0, 8);

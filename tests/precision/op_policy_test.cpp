@@ -15,7 +15,7 @@ TEST(OpTable, NamesAreUniqueAndEveryReasonIsASentence) {
     EXPECT_TRUE(seen.insert(row.op).second) << row.op;
     ASSERT_GT(row.reason.size(), 20u) << row.op;
     EXPECT_EQ(row.reason.back(), '.') << row.op;
-    EXPECT_NE(row.rule, OpRule::Engine) << row.op << ": the standard policy is the same on every device";
+    EXPECT_NE(row.rule, OpRule::Stock) << row.op << ": the standard policy is the same on every device";
   }
 }
 
@@ -42,7 +42,7 @@ TEST(OpPolicy, EveryOpWithLossInItsNameIsFp32) {
 }
 
 TEST(OpPolicy, EngineLeavesEveryRowToTheEngine) {
-  for (const OpRow& row : op_table()) EXPECT_EQ(OpPolicy::engine().rule(row.op), OpRule::Engine) << row.op;
+  for (const OpRow& row : op_table()) EXPECT_EQ(OpPolicy::stock().rule(row.op), OpRule::Stock) << row.op;
 }
 
 TEST(OpPolicy, FullNameChangesOneRowAndBareNameAllOverloads) {
@@ -82,13 +82,13 @@ TEST(OpPolicy, UnknownNameIsRefusedWithTheNearestOne) {
   EXPECT_EQ(policy, OpPolicy::standard());
 }
 
-TEST(OpPolicy, AgreementWithTheEngineComparesWhatHappensToTensors) {
-  EXPECT_TRUE(agrees(OpRule::Low, EngineRule::Low));
-  EXPECT_TRUE(agrees(OpRule::AsIs, EngineRule::NotListed));
-  EXPECT_FALSE(agrees(OpRule::Fp32, EngineRule::NotListed));
-  EXPECT_FALSE(agrees(OpRule::Fp32, EngineRule::Refused));
-  for (const EngineRule engine : {EngineRule::NotListed, EngineRule::Refused, EngineRule::Promote}) {
-    EXPECT_TRUE(agrees(OpRule::Engine, engine));
+TEST(OpPolicy, AgreementWithStockComparesWhatHappensToTensors) {
+  EXPECT_TRUE(agrees_with_stock(OpRule::Low, StockRule::Low));
+  EXPECT_TRUE(agrees_with_stock(OpRule::AsIs, StockRule::NotListed));
+  EXPECT_FALSE(agrees_with_stock(OpRule::Fp32, StockRule::NotListed));
+  EXPECT_FALSE(agrees_with_stock(OpRule::Fp32, StockRule::Refused));
+  for (const StockRule stock : {StockRule::NotListed, StockRule::Refused, StockRule::Promote}) {
+    EXPECT_TRUE(agrees_with_stock(OpRule::Stock, stock));
   }
 }
 

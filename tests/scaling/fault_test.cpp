@@ -79,10 +79,10 @@ TEST_P(Faults, EveryOneIsFoundNamedAndSkippedWithoutATrace) {
           const auto report = scaler.step(*model.optimizer);
           scaler.update(4.0);
           ++cases;
-          ASSERT_EQ(report.outcome, StepOutcome::SkippedNonFinite)
+          ASSERT_EQ(report.outcome(), StepOutcome::SkippedNonFinite)
               << "missed " << fault << " in tensor " << victim;
-          ASSERT_EQ(report.parameter, detail::concat("parameter ", victim, " (group 0, shape ",
-                                                     model.params[victim].sizes(), ")"));
+          ASSERT_EQ(report.parameter(), detail::concat("parameter ", victim, " (group 0, shape ",
+                                                       model.params[victim].sizes(), ")"));
           const auto now = everything(model);
           ASSERT_EQ(now.size(), before.size());
           for (size_t i = 0; i < now.size(); ++i) ASSERT_TRUE(bit_equal(now[i], before[i])) << "tensor " << i;

@@ -37,6 +37,26 @@ TEST(GradScaler, ScaledLossGivesTheSameStepAsTheUnscaledOne) {
   EXPECT_TRUE(torch::equal(with, without));  // powers of two: exact
 }
 
+TEST(GradScaler, PassesEverythingThroughWhereItIsNotEnabled) {
+  auto with = parameter({1, -2, 3}), without = parameter({1, -2, 3});
+  auto optimizer_with = sgd({with}), optimizer_without = sgd({without});
+  GradScaler scaler({}, {.enabled = false});
+  EXPECT_FALSE(scaler.is_enabled());
+  const auto loss = (with * with).sum();
+  EXPECT_TRUE(scaler.scale(loss).is_same(loss));
+  loss.backward();
+  (without * without).sum().backward();
+  scaler.unscale_(optimizer_with);
+  EXPECT_TRUE(scaler.step(optimizer_with).stepped());
+  scaler.update();
+  optimizer_without.step();
+  EXPECT_TRUE(torch::equal(with, without));
+  EXPECT_EQ(scaler.get_scale(), 1.0);
+  EXPECT_EQ(scaler.state_dict().size(), 0u);
+  scaler.load_state_dict(GradScaler().state_dict());
+  EXPECT_EQ(scaler.get_scale(), 1.0);
+}
+
 TEST(GradScaler, ScaleKeepsTheTypeOfItsArgumentAndTakesSeveral) {
   GradScaler scaler;
   const auto scaled = scaler.scale({torch::ones({2}, at::kHalf) * 0.5, torch::ones({1}, at::kDouble)});
@@ -65,9 +85,9 @@ TEST(GradScaler, ASkippedStepNamesItsParameterAndLeavesEverythingElseAlone) {
   const auto before = model->parameters()[0].clone();
 
   const auto report = scaler.step(optimizer);
-  EXPECT_EQ(report.outcome, StepOutcome::SkippedNonFinite);
-  EXPECT_EQ(report.parameter, "1.weight");
-  EXPECT_EQ(report.loss_scale, 0x1p16);
+  EXPECT_EQ(report.outcome(), StepOutcome::SkippedNonFinite);
+  EXPECT_EQ(report.parameter(), "1.weight");
+  EXPECT_EQ(report.loss_scale(), 0x1p16);
   EXPECT_EQ(report.sentence(), "skipped: the gradient of 1.weight is not finite at loss scale 65536");
   EXPECT_TRUE(torch::equal(before, model->parameters()[0]));
   EXPECT_TRUE(optimizer.state().empty());

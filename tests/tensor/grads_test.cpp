@@ -18,25 +18,25 @@ Param with_grad(const char* name, const torch::Tensor& grad) {
 
 TEST(InspectGrads, NormOfFp16GradientsDoesNotOverflow) {
   const Param param = with_grad("w", torch::full({100}, 60000.0, at::kHalf));
-  EXPECT_DOUBLE_EQ(inspect_grads({param}).norm, 600000.0);  // 60000 = 1875 * 32 is an FP16 number
+  EXPECT_DOUBLE_EQ(inspect_grads({param}).norm(), 600000.0);  // 60000 = 1875 * 32 is an FP16 number
 }
 
 TEST(InspectGrads, ParameterThatIsListedTwiceCountsOnce) {
   const Param param = with_grad("w", torch::full({4}, 3.0));
-  EXPECT_DOUBLE_EQ(inspect_grads({param, param}).norm, 6.0);
+  EXPECT_DOUBLE_EQ(inspect_grads({param, param}).norm(), 6.0);
 }
 
 TEST(InspectGrads, GradientWhoseSquareLeavesFp32IsNotFinite) {
   const Param small = with_grad("small", torch::ones({3})),
               large = with_grad("large", torch::full({1}, 0x1p63));
-  EXPECT_TRUE(inspect_grads({large}).finite);
+  EXPECT_TRUE(inspect_grads({large}).finite());
   const auto grads = inspect_grads({small, large});  // sqrt(3 + 2^126) rounds to 2^63 exactly
-  EXPECT_TRUE(grads.finite);
+  EXPECT_TRUE(grads.finite());
   large.working.mutable_grad() = torch::full({1}, 0x1.1p63);
   const auto beyond = inspect_grads({small, large});
-  EXPECT_FALSE(beyond.finite);
-  EXPECT_EQ(beyond.first_bad, "large");
-  EXPECT_TRUE(inspect_grads({small, large}, 2.0).finite);  // un-scaled it fits
+  EXPECT_FALSE(beyond.finite());
+  EXPECT_EQ(beyond.first_bad(), "large");
+  EXPECT_TRUE(inspect_grads({small, large}, 2.0).finite());  // un-scaled it fits
 }
 
 TEST(InspectGrads, ClippingIsTorchsFactor) {
@@ -55,7 +55,7 @@ TEST(InspectGrads, ClippingIsTorchsFactor) {
 TEST(InspectGrads, MultiplierUnscalesAndClipsAtOnce) {
   const Param param = with_grad("w", torch::full({4}, 1024.0));
   const auto grads = inspect_grads({param}, 256.0);
-  EXPECT_DOUBLE_EQ(grads.norm, 8.0);
+  EXPECT_DOUBLE_EQ(grads.norm(), 8.0);
   EXPECT_DOUBLE_EQ(grads.unclipped().value, 1.0 / 256);
   EXPECT_DOUBLE_EQ(grads.clipped_to(100.0).value, 1.0 / 256);
   EXPECT_NEAR(grads.clipped_to(2.0).value, 1.0 / 1024, 1e-9);

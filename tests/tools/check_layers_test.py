@@ -48,8 +48,14 @@ class CheckLayers(unittest.TestCase):
     def test_including_a_higher_rooms_public_header_fails(self):
         self.assert_fault("src/base/log.cpp", "\n#include <halfstep/scaling.h>\n", ":2:", "base", "scaling")
 
-    def test_including_a_room_of_the_same_row_fails(self):
+    def test_including_a_room_above_that_is_not_named_fails(self):
+        self.assert_fault("src/scaling/scaler.cpp", '#include "kernels/cast.h"\n', "scaling", "may not know kernels")
         self.assert_fault("src/scaling/scaler.cpp", '#include "optim/adamw.h"\n', "scaling", "optim")
+
+    def test_a_table_that_has_drifted_fails(self):
+        code, output = check({"docs/architecture.md": "| room | what lives there | knows |\n|---|---|---|\n"})
+        self.assertEqual(code, 1, output)
+        self.assertIn("--write", output)
 
     def test_torch_below_memory_fails(self):
         for header in ("torch/torch.h", "ATen/Tensor.h", "c10/core/Device.h"):
@@ -61,7 +67,7 @@ class CheckLayers(unittest.TestCase):
     def test_a_public_header_without_a_room_fails(self):
         self.assert_fault("include/halfstep/surprise.h", "", "unlisted header surprise.h")
 
-    def test_a_room_without_a_row_fails(self):
+    def test_a_room_without_a_place_fails(self):
         self.assert_fault("src/attic/old.cpp", "", "attic")
 
 

@@ -34,10 +34,11 @@ TEST(Accumulation, Fp32SumIsExactWhereBf16WouldLoseEverySmallTerm) {
   MixedPrecision mp(Precision::bf16(), model, with(Accumulation::Fp32));
   mp.backward(model.loss(torch::full({5}, 256.0)));
   for (int i = 0; i < 255; ++i) mp.backward(model.loss(torch::ones({5})));
+  mp.close_sum();
   const auto grads = mp.inspect_grads();
-  EXPECT_TRUE(grads.finite);
+  EXPECT_TRUE(grads.finite());
   EXPECT_TRUE(bit_equal(model.w.grad(), torch::full({5}, 511.0f)));
-  EXPECT_DOUBLE_EQ(grads.norm, 511.0 * std::sqrt(5.0));
+  EXPECT_DOUBLE_EQ(grads.norm(), 511.0 * std::sqrt(5.0));
   EXPECT_FALSE(model.unused.grad().defined());
 }
 
@@ -53,6 +54,7 @@ TEST(Accumulation, KahanInBf16StaysWithinARoundingOfTheSum) {
     magnitudes += wanted.to(at::kDouble).abs();
     mp.backward(model.loss(wanted));
   }
+  mp.close_sum();
   (void)mp.inspect_grads();
   EXPECT_EQ(model.w.grad().scalar_type(), at::kBFloat16);
   // Kahan: (2u + O(n u^2)) times the sum of magnitudes, with u = 2^-8 (Higham, Accuracy and Stability, 4.3).
@@ -76,13 +78,14 @@ TEST(Accumulation, BadMicroBatchIsNamedAndDoesNotPoisonTheSum) {
     mp.backward(model.loss(bad));
     EXPECT_FALSE(model.w.grad().defined());
     mp.backward(model.loss(torch::full({5}, 0x1p-10)));
+    mp.close_sum();
     const auto grads = mp.inspect_grads();
-    EXPECT_FALSE(grads.finite);
-    EXPECT_EQ(grads.micro_batch, 2);
-    EXPECT_EQ(grads.first_bad, "w");
-    EXPECT_DOUBLE_EQ(grads.norm, 3 * 0x1p-10 * std::sqrt(5.0));  // of the three good ones
+    EXPECT_FALSE(grads.finite());
+    EXPECT_EQ(grads.micro_batch(), 2);
+    EXPECT_EQ(grads.first_bad(), "w");
+    EXPECT_DOUBLE_EQ(grads.norm(), 3 * 0x1p-10 * std::sqrt(5.0));  // of the three good ones
     const auto report = optimizer.step(grads.clipped_to(1.0));
-    EXPECT_EQ(report.outcome, StepOutcome::SkippedNonFinite);
+    EXPECT_EQ(report.outcome(), StepOutcome::SkippedNonFinite);
     EXPECT_NE(report.sentence().find("in micro-batch 2"), std::string::npos) << report.sentence();
     mp.advance(grads);
     optimizer.zero_grad();
@@ -91,10 +94,11 @@ TEST(Accumulation, BadMicroBatchIsNamedAndDoesNotPoisonTheSum) {
 
     // And the next step starts clean.
     mp.backward(model.loss(torch::full({5}, 0x1p-10)));
+    mp.close_sum();
     const auto next = mp.inspect_grads();
-    EXPECT_TRUE(next.finite);
-    EXPECT_EQ(next.micro_batch, -1);
-    EXPECT_DOUBLE_EQ(next.norm, 0x1p-10 * std::sqrt(5.0));
+    EXPECT_TRUE(next.finite());
+    EXPECT_EQ(next.micro_batch(), -1);
+    EXPECT_DOUBLE_EQ(next.norm(), 0x1p-10 * std::sqrt(5.0));
   }
 }
 
@@ -109,6 +113,7 @@ TEST(Accumulation, StepOverMicroBatchesIsTheStepOverTheirSum) {
     for (int i = 0; i < 4; ++i) micro.backward(summed.loss(wanted[i]));
     once.backward(whole.loss(wanted.sum(0)));
     for (auto [mp, optimizer] : {std::pair{&micro, &micro_optimizer}, std::pair{&once, &once_optimizer}}) {
+      mp->close_sum();
       const auto grads = mp->inspect_grads();
       ASSERT_TRUE(optimizer->step(grads.clipped_to(1.0)).stepped());
       mp->advance(grads);
@@ -125,6 +130,10 @@ TEST(Accumulation, BackwardIsRefusedUntilTheStepIsOver) {
     AdamW optimizer(mp.params());
     const auto backward = [&] { mp.backward(model.loss(torch::ones({5}))); };
     backward();
+    EXPECT_NE(error_of([&] { (void)mp.inspect_grads(); }).find("is still open"), std::string::npos);
+    mp.close_sum();
+    EXPECT_NE(error_of(backward).find("is closed"), std::string::npos);
+    mp.close_sum();  // closed twice is closed
     const auto grads = mp.inspect_grads();
     EXPECT_NE(error_of(backward).find("advance was not called"), std::string::npos);
     EXPECT_TRUE(bit_equal(model.w.grad(), torch::ones({5})));  // the closed sum is as it was
@@ -134,7 +143,8 @@ TEST(Accumulation, BackwardIsRefusedUntilTheStepIsOver) {
     EXPECT_NE(error_of(backward).find("still has a gradient"), std::string::npos);
     optimizer.zero_grad();
     backward();
-    EXPECT_DOUBLE_EQ(mp.inspect_grads().norm, std::sqrt(5.0));
+    mp.close_sum();
+    EXPECT_DOUBLE_EQ(mp.inspect_grads().norm(), std::sqrt(5.0));
   }
 }
 
@@ -153,6 +163,7 @@ TEST(Accumulation, AParameterMayBeLaidOutAnewBetweenStepsAndMicroBatches) {
       model->weight.set_data(model->weight.detach().contiguous(at::MemoryFormat::ChannelsLast));
     };
     if (!between_micro_batches) {
+      mp.close_sum();
       const auto grads = mp.inspect_grads();
       mp.advance(grads);
       mp.zero_grad();
@@ -162,6 +173,7 @@ TEST(Accumulation, AParameterMayBeLaidOutAnewBetweenStepsAndMicroBatches) {
       lay_out();
     }
     train(2);
+    mp.close_sum();
     (void)mp.inspect_grads();
     const at::Tensor found = model->weight.grad().clone();
     at::Tensor wanted;

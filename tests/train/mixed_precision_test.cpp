@@ -127,7 +127,7 @@ TEST(MixedPrecision, BuffersKeepTheirTypes) {
   const auto loss =
       mp.forward([&] { return model.loss(torch::randn({4, 1, 8, 8}), torch::randint(10, {4})); });
   mp.backward(loss);
-  EXPECT_TRUE(mp.inspect_grads().finite);
+  EXPECT_TRUE(mp.inspect_grads().finite());
 }
 
 TEST(MixedPrecision, TiedParameterIsOneParameter) {
@@ -155,10 +155,10 @@ TEST(MixedPrecision, Fp16OverflowSkipsTheStepLowersTheScaleAndNamesTheParameter)
   const auto [x, target] = batch_of(5);
   mp.backward(mp.forward([&] { return model->loss(x, target); }));
   const auto grads = mp.inspect_grads(GradDetail::PerParam);
-  EXPECT_FALSE(grads.finite);
+  EXPECT_FALSE(grads.finite());
   const auto report = optimizer.step(grads.clipped_to(1.0));
-  EXPECT_EQ(report.outcome, StepOutcome::SkippedNonFinite);
-  EXPECT_EQ(report.parameter, grads.first_bad);
+  EXPECT_EQ(report.outcome(), StepOutcome::SkippedNonFinite);
+  EXPECT_EQ(report.parameter(), grads.first_bad());
   EXPECT_NE(report.sentence().find("body.0.weight"), std::string::npos) << report.sentence();
   mp.advance(grads);
   EXPECT_EQ(mp.loss_scale(), 0x1p23);
@@ -176,7 +176,7 @@ TEST(MixedPrecision, ScaledLossOfOneElementDoesNotOverflowWhateverItsShape) {
   ASSERT_EQ(loss.scalar_type(), at::kHalf);
   EXPECT_EQ(loss.dim(), 2);
   mp.backward(loss);  // 4 * 2^15 is Inf in FP16
-  EXPECT_TRUE(mp.inspect_grads().finite);
+  EXPECT_TRUE(mp.inspect_grads().finite());
 }
 
 TEST(MixedPrecision, RunThatOnlySkipsIsAnErrorInEveryPrecision) {
@@ -220,8 +220,8 @@ TEST(MixedPrecision, AdvanceTakesTheSummaryOfThisStepOnly) {
   MixedPrecision mp(Precision::fp16(), *model, kHere);
   const auto [x, target] = batch_of(5);
   mp.backward(mp.forward([&] { return model->loss(x, target); }));
-  auto grads = mp.inspect_grads();
-  grads.finite = false;
+  const auto found = mp.inspect_grads();
+  const GradSummary grads({.finite = false, .any = true, .loss_scale = found.loss_scale()});
   mp.advance(grads);
   EXPECT_NE(error_of([&] { mp.advance(grads); }).find("once a step"), std::string::npos);
 }
@@ -237,10 +237,10 @@ TEST(MixedPrecision, NormIsUnscaledAndJointOverAllParameters) {
     for (const auto& p : model->parameters())
       expected += (p.grad().to(at::kDouble) / mp.loss_scale()).square().sum().item<double>();
     // Sums of fewer than 10^4 squares in FP64, in two orders.
-    EXPECT_NEAR(grads.norm, std::sqrt(expected), 1e-12 * std::sqrt(expected));
-    ASSERT_EQ(grads.params.size(), model->parameters().size());
-    EXPECT_EQ(grads.params[0].name, "body.0.weight");
-    EXPECT_NEAR(grads.params[0].norm,
+    EXPECT_NEAR(grads.norm(), std::sqrt(expected), 1e-12 * std::sqrt(expected));
+    ASSERT_EQ(grads.params().size(), model->parameters().size());
+    EXPECT_EQ(grads.params()[0].name, "body.0.weight");
+    EXPECT_NEAR(grads.params()[0].norm,
                 model->parameters()[0].grad().to(at::kDouble).norm().item<double>() / mp.loss_scale(), 1e-12);
   }
 }

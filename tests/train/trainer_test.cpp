@@ -31,7 +31,7 @@ TEST_F(TrainerTest, RunWritesLogCheckpointsAndAModelThatOpens) {
   EXPECT_EQ(counter.evaluations, 3);  // before the first step, after 4 and after the last
   EXPECT_EQ(counter.samples.size(), 1U);
   EXPECT_EQ(counter.ends, 1);
-  EXPECT_EQ(counter.plan.tokens_a_step, 2 * 2 * 16);
+  EXPECT_EQ(counter.plan.tokens_per_step, 2 * 2 * 16);
   EXPECT_EQ(checkpoint_steps(checkpoints("run")), (std::vector<int64_t>{3, 6, 8}));
   const auto model = load_pretrained(folder_ / "run/model");
   EXPECT_EQ(model->vocabulary(), 256);
@@ -148,8 +148,8 @@ TEST_F(TrainerTest, HistogramsOfGradientsAreWithoutTheLossScale) {
 TEST_F(TrainerTest, EstimateWritesNoLogAndNoCheckpoint) {
   Trainer trainer(config(), folder_ / "run");
   const RunEstimate estimate = trainer.estimate();
-  EXPECT_GT(estimate.seconds_a_step, 0);
-  EXPECT_GE(estimate.total_seconds, 8 * estimate.seconds_a_step);
+  EXPECT_GT(estimate.seconds_per_step, 0);
+  EXPECT_GE(estimate.total_seconds, 8 * estimate.seconds_per_step);
   EXPECT_GT(estimate.checkpoint_bytes, trainer.plan().parameters * 12);
   EXPECT_FALSE(std::filesystem::exists(folder_ / "run/log.jsonl"));
   EXPECT_FALSE(std::filesystem::exists(folder_ / "run/checkpoints"));

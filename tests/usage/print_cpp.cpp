@@ -454,7 +454,7 @@ class Printer {
     line("    if (groups.empty() || groups.back().options.lr != lr)");
     if (adamw)
       line(
-          "      groups.push_back({{}, {.lr = lr, .beta2 = 0.99, .weight_decay = kDecay, .moments = "
+          "      groups.push_back({{}, {.lr = lr, .betas = {0.9, 0.99}, .weight_decay = kDecay, .moments = "
           "hs::MomentStorage::",
           moments, "}});");
     else
@@ -772,13 +772,14 @@ class Printer {
            ")).backward();");
       line("};");
       line("const auto finish = [&] {");
+      line("  mp->close_sum();");
       line("  const auto grads = mp->inspect_grads();");
       line("  const auto multiplier = grads.", p_.clip ? "clipped_to(0.05)" : "unclipped()", ";");
       line("  const size_t count = mp->params().size();");
       line("  std::vector<Tensor> taken(count);");
       line("  for (size_t i = 0; i < count; ++i)");
       line("    if (mp->params()[i].working.grad().defined())");
-      line("      taken[i] = mp->params()[i].working.grad().to(at::kDouble) / grads.loss_scale;");
+      line("      taken[i] = mp->params()[i].working.grad().to(at::kDouble) / grads.loss_scale();");
       line("  const auto report = optimizer->step(multiplier);");
       line("  std::printf(\"step %d: %s\\n\", step, report.sentence().c_str());");
       line("  mp->advance(grads);");
@@ -788,7 +789,7 @@ class Printer {
       line("    const Tensor wanted = plain->named_parameters()[param.name].grad();");
       line("    if (report.stepped() && taken[i].defined() && wanted.defined()) {");
       line("      say(step, \"gradient of \" + param.name, relative(taken[i], wanted), kUsual);");
-      line("      reference.step(i, taken[i] * (multiplier.value * grads.loss_scale));");
+      line("      reference.step(i, taken[i] * (multiplier.value() * grads.loss_scale()));");
       line("    }");
       line(
           "    say(step, \"weight \" + param.name, relative(hs::full_precision(param), reference.w[i]), "

@@ -62,7 +62,8 @@ AnyOptimizer optimizer_of(const Program& p, const std::vector<hs::Param>& params
   const auto moments = static_cast<hs::MomentStorage>(p.moments);
   if (p.optimizer == Optimizer::AdamW)
     return hs::AdamW(groups_of(
-        p, params, hs::AdamWOptions{.beta2 = 0.99, .weight_decay = weight_decay(p), .moments = moments}));
+        p, params,
+        hs::AdamWOptions{.betas = {0.9, 0.99}, .weight_decay = weight_decay(p), .moments = moments}));
   return hs::SGD(groups_of(p, params,
                            hs::SgdOptions{.momentum = p.optimizer == Optimizer::Sgd ? 0.0 : 0.9,
                                           .weight_decay = weight_decay(p),
@@ -391,13 +392,14 @@ void Subject::write_grad(size_t parameter, double value) {
 
 StepResult Subject::finish_step() {
   StepResult result;
+  impl_->mp.close_sum();
   const hs::GradSummary grads = impl_->mp.inspect_grads();
-  result.any = grads.any;
-  result.finite = grads.finite;
-  result.first_bad = grads.first_bad;
-  result.micro_batch = grads.micro_batch;
-  result.norm = grads.norm;
-  result.loss_scale = grads.loss_scale;
+  result.any = grads.any();
+  result.finite = grads.finite();
+  result.first_bad = grads.first_bad();
+  result.micro_batch = grads.micro_batch();
+  result.norm = grads.norm();
+  result.loss_scale = grads.loss_scale();
   for (const auto& param : impl_->mp.params()) {
     const at::Tensor& grad = param.working.grad();
     result.grads.push_back(grad.defined() ? grad.to(at::kDouble, false, true) : at::Tensor());
@@ -407,7 +409,7 @@ StepResult Subject::finish_step() {
       [&](auto& optimizer) {
         const hs::StepReport report = optimizer.step(multiplier);
         result.stepped = report.stepped();
-        result.reported_parameter = report.parameter;
+        result.reported_parameter = report.parameter();
         impl_->mp.advance(grads);
         optimizer.zero_grad();
       },

@@ -1,4 +1,4 @@
-// Stock behaviour, bit for bit: the `engine` preset, and bare regions beside a loaded Halfstep. The witness
+// Stock behaviour, bit for bit: the `stock` preset, and bare regions beside a loaded Halfstep. The witness
 // is a process into which Halfstep is not loaded.
 #include <gtest/gtest.h>
 #include <halfstep/autocast.h>
@@ -34,7 +34,7 @@ void expect_equal(const std::vector<std::string>& ours, const std::vector<std::s
 
 TEST(EnginePreset, HasTheBitsOfStockAutocast) {
   const auto ours = autocast_transcript([](at::ScalarType low) {
-    return std::make_shared<AutocastScope>(low, OpPolicy::engine(), kAnyMachine);
+    return std::make_shared<AutocastScope>(low, OpPolicy::stock(), kAnyMachine);
   });
   expect_equal(ours, stock_transcript());
 }

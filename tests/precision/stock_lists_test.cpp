@@ -24,10 +24,10 @@ Names ops_with_kernel(c10::DispatchKey key) {
   return names;
 }
 
-Names rows_listed(EngineRule OpRow::* column) {
+Names rows_listed(StockRule OpRow::* column) {
   Names names;
   for (const OpRow& row : op_table()) {
-    if (row.*column != EngineRule::NotListed) names.emplace(row.op);
+    if (row.*column != StockRule::NotListed) names.emplace(row.op);
   }
   return names;
 }
@@ -39,7 +39,7 @@ Names only_in(const Names& a, const Names& b) {
 }
 
 TEST(EngineLists, EveryOpOfTheEnginesCpuListHasARowAndNoRowClaimsMore) {
-  const Names engine = ops_with_kernel(c10::DispatchKey::AutocastCPU), rows = rows_listed(&OpRow::engine_cpu);
+  const Names engine = ops_with_kernel(c10::DispatchKey::AutocastCPU), rows = rows_listed(&OpRow::stock_cpu);
   EXPECT_EQ(only_in(engine, rows), Names{})
       << "new in LibTorch: give them rows in src/precision/op_table.cpp";
   EXPECT_EQ(only_in(rows, engine), Names{}) << "no longer in LibTorch";
@@ -48,7 +48,7 @@ TEST(EngineLists, EveryOpOfTheEnginesCpuListHasARowAndNoRowClaimsMore) {
 
 TEST(EngineLists, EveryOpOfTheEnginesCudaListHasARowAndNoRowClaimsMore) {
   const Names engine = ops_with_kernel(c10::DispatchKey::AutocastCUDA),
-              rows = rows_listed(&OpRow::engine_cuda);
+              rows = rows_listed(&OpRow::stock_cuda);
   EXPECT_EQ(only_in(engine, rows), Names{})
       << "new in LibTorch: give them rows in src/precision/op_table.cpp";
   EXPECT_EQ(only_in(rows, engine), Names{}) << "no longer in LibTorch";
@@ -63,28 +63,28 @@ TEST(EngineLists, EveryOpOfTheEnginesCudaListHasARowAndNoRowClaimsMore) {
 #define HALFSTEP_PICK(a, b, chosen, ...) chosen
 #define HALFSTEP_NAME(...) HALFSTEP_PICK(__VA_ARGS__, HALFSTEP_NAMES_2, HALFSTEP_NAMES_1, )(__VA_ARGS__),
 #define HALFSTEP_SIGNATURE_NAME(function, name, ...) name,
-const std::map<EngineRule, std::vector<std::string>> kCudaRulesOfTheHeader = {
-    {EngineRule::Low, {AT_FORALL_LOWER_PRECISION_FP(HALFSTEP_NAME)}},
-    {EngineRule::Fp32,
+const std::map<StockRule, std::vector<std::string>> kCudaRulesOfTheHeader = {
+    {StockRule::Low, {AT_FORALL_LOWER_PRECISION_FP(HALFSTEP_NAME)}},
+    {StockRule::Fp32,
      {AT_FORALL_FP32(HALFSTEP_NAME) AT_FORALL_FP32_SET_OPT_DTYPE(HALFSTEP_NAME)
           AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE(HALFSTEP_SIGNATURE_NAME)}},
-    {EngineRule::Promote, {AT_FORALL_PROMOTE(HALFSTEP_NAME)}},
+    {StockRule::Promote, {AT_FORALL_PROMOTE(HALFSTEP_NAME)}},
 };
 
 TEST(EngineLists, CudaRulesAreThoseOfTheEnginesHeader) {
-  std::map<std::string, EngineRule> expected = {
+  std::map<std::string, StockRule> expected = {
       // Registered by hand in autocast_mode.cpp, so in no macro.
-      {"cudnn_convolution", EngineRule::Low},
-      {"cudnn_convolution_transpose", EngineRule::Low},
-      {"binary_cross_entropy", EngineRule::Refused},
+      {"cudnn_convolution", StockRule::Low},
+      {"cudnn_convolution_transpose", StockRule::Low},
+      {"binary_cross_entropy", StockRule::Refused},
   };
   for (const auto& [rule, ops] : kCudaRulesOfTheHeader) {
     for (const auto& op : ops) expected[op] = rule;
   }
   for (const OpRow& row : op_table()) {
-    if (row.engine_cuda == EngineRule::NotListed) continue;
+    if (row.stock_cuda == StockRule::NotListed) continue;
     ASSERT_TRUE(expected.contains(std::string(row.op))) << row.op;
-    EXPECT_EQ(to_string(row.engine_cuda), to_string(expected.at(std::string(row.op)))) << row.op;
+    EXPECT_EQ(to_string(row.stock_cuda), to_string(expected.at(std::string(row.op)))) << row.op;
   }
   EXPECT_EQ(expected.size(), 119u);
 }
@@ -125,11 +125,11 @@ TEST(EngineLists, CpuRulesAreWhatBareAutocastDoes) {
     const auto bare = [low] { return std::make_unique<BareAutocast>(low); };
     for (const OpCase& op_case : op_cases()) {
       const OpRow& row = *row_of(op_case.op);
-      if (row.engine_cpu == EngineRule::NotListed || (low == at::kHalf && !op_case.has_fp16_kernel)) continue;
-      const bool promotes = row.engine_cpu == EngineRule::Promote;
-      const at::ScalarType given = row.engine_cpu == EngineRule::Low ? at::kFloat : low;
+      if (row.stock_cpu == StockRule::NotListed || (low == at::kHalf && !op_case.has_fp16_kernel)) continue;
+      const bool promotes = row.stock_cpu == StockRule::Promote;
+      const at::ScalarType given = row.stock_cpu == StockRule::Low ? at::kFloat : low;
       const auto types = promotes ? std::vector{low, at::kFloat} : std::vector{given};
-      const at::ScalarType expected = row.engine_cpu == EngineRule::Low ? low : at::kFloat;
+      const at::ScalarType expected = row.stock_cpu == StockRule::Low ? low : at::kFloat;
       const Outcome outcome = run_case(op_case, types, bare);
       EXPECT_EQ(outcome.error, "") << op_case.op << " under " << low;
       if (!outcome.error.empty() || c10::isIntegralType(outcome.output.scalar_type(), true)) continue;
