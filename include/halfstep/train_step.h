@@ -1,6 +1,7 @@
 // A whole training step as one object.
 #pragma once
 
+#include <ATen/TensorOperators.h>
 #include <halfstep/error.h>
 #include <halfstep/mixed_precision.h>
 #include <halfstep/optim.h>
