@@ -5,7 +5,7 @@
 #include <future>
 
 #include "checkpoint/snapshot.h"
-#include "files/step_folders.h"
+#include "checkpoint_format/step_folders.h"
 
 namespace halfstep {
 

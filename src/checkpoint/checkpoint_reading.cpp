@@ -8,10 +8,10 @@
 
 #include <algorithm>
 
-#include "files/checkpoint_reader.h"
-#include "files/folder_lock.h"
-#include "files/in_quotes.h"
-#include "files/step_folders.h"
+#include "checkpoint_format/checkpoint_reader.h"
+#include "io/folder_lock.h"
+#include "words/names.h"
+#include "checkpoint_format/step_folders.h"
 
 namespace halfstep {
 namespace {
@@ -35,7 +35,7 @@ at::Tensor as_it_lay(const Read& read) {
   const std::vector<int64_t>& strides = read.entry->strides;
   if (strides.empty() || strides == read.rows.strides().vec()) return read.rows;
   HALFSTEP_CHECK(strides.size() == static_cast<size_t>(read.rows.dim()), "checkpoint: the strides of ",
-                 files::in_quotes(read.entry->name), " do not fit its shape.");
+                 in_quotes(read.entry->name), " do not fit its shape.");
   const at::Tensor laid_out = at::empty_strided(read.rows.sizes(), strides, read.rows.options());
   return laid_out.copy_(read.rows);
 }
@@ -71,7 +71,7 @@ const StateDict& Checkpoint::part(std::string_view name) const {
     if (each == name) return state;
     names += (names.empty() ? "'" : ", '") + each + "'";
   }
-  throw Error(detail::concat("checkpoint of step ", step, ": no part ", files::in_quotes(name), ". It has ",
+  throw Error(detail::concat("checkpoint of step ", step, ": no part ", in_quotes(name), ". It has ",
                              names.empty() ? "none" : names, "."));
 }
 
@@ -148,7 +148,7 @@ void export_part(const std::filesystem::path& folder, int64_t step, std::string_
   NamedTensors tensors;
   for (const auto& [name, value] : checkpoint.part(part))
     if (const auto* tensor = std::get_if<at::Tensor>(&value)) tensors.emplace_back(name, *tensor);
-  HALFSTEP_CHECK(!tensors.empty(), "checkpoint of step ", step, ": part ", files::in_quotes(part),
+  HALFSTEP_CHECK(!tensors.empty(), "checkpoint of step ", step, ": part ", in_quotes(part),
                  " has no tensors to export.");
   write_tensors(to, tensors, {{"format", "pt"}});
 }

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "files/in_quotes.h"
+#include "words/names.h"
 #include "tensor/faults.h"
 
 namespace halfstep {
@@ -26,7 +26,7 @@ void expect_like(std::string_view whose, const StateDict& saved, const StateDict
     }
   }
   for (const auto& [name, value] : saved)
-    faults.expect(live.contains(name), files::in_quotes(name), " is unknown");
+    faults.expect(live.contains(name), in_quotes(name), " is unknown");
   faults.throw_if_any(std::string(whose).c_str());
 }
 

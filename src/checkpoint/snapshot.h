@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "files/checkpoint_writer.h"
+#include "checkpoint_format/checkpoint_writer.h"
 
 namespace halfstep::checkpoint {
 

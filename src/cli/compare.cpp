@@ -1,6 +1,6 @@
 // `halfstep compare`: which runs are the same within noise, first in a sentence, then in a table.
 #include <halfstep/printable.h>
-#include <halfstep/report.h>
+#include "report/report.h"
 
 #include <algorithm>
 #include <cmath>

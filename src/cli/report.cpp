@@ -1,6 +1,6 @@
 // `halfstep report`: what became of a run, as one page.
 #include <halfstep/printable.h>
-#include <halfstep/report.h>
+#include "report/report.h"
 
 #include <iostream>
 #include <memory>

@@ -1,7 +1,7 @@
 // What `report` and `compare` answer to programs.
 #pragma once
 
-#include <halfstep/report.h>
+#include "report/report.h"
 
 #include <nlohmann/json.hpp>
 

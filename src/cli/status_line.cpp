@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cli/human_numbers.h"
+#include "words/numbers.h"
 
 namespace halfstep::cli {
 namespace {

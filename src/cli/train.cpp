@@ -17,7 +17,7 @@
 
 #include "cli/commands.h"
 #include "cli/exit_codes.h"
-#include "cli/human_numbers.h"
+#include "words/numbers.h"
 #include "cli/stop_signals.h"
 #include "cli/thread_waits.h"
 #include "cli/train_screen.h"

@@ -10,7 +10,7 @@
 #include <sstream>
 #include <utility>
 
-#include "cli/human_numbers.h"
+#include "words/numbers.h"
 #include "cli/status_line.h"
 #include "cli/terminal_text.h"
 
@@ -111,10 +111,10 @@ void TrainScreen::header() {
   header_line("model", plan_.model + ", " + si_text(static_cast<double>(plan_.parameters)) + " parameters");
   header_line("precision", plan_.precision);
   header_line("data", plan_.data);
-  std::string steps = grouped_text(plan_.steps) + " of " + grouped_text(plan_.tokens_per_step) + " " +
+  std::string steps = with_commas(plan_.steps) + " of " + with_commas(plan_.tokens_per_step) + " " +
                       plan_.unit + ", " + std::to_string(plan_.threads) +
                       (plan_.threads == 1 ? " thread" : " threads");
-  if (plan_.steps_done > 0) steps += "; resumed after step " + grouped_text(plan_.steps_done);
+  if (plan_.steps_done > 0) steps += "; resumed after step " + with_commas(plan_.steps_done);
   header_line("steps", steps);
   header_line("folder", plan_.folder);
   write("\n");
@@ -237,7 +237,7 @@ void TrainScreen::end(const RunEnd& end) {
   pace_ = StepPace();  // it is over: no time is left
   if (drawn_ || (latest_ && shown_step_ != latest_->step)) show_latest();
   if (std::exchange(drawn_, false)) write("\n");
-  std::string text = std::string(to_string(end.outcome)) + " after step " + grouped_text(end.step) + ", " +
+  std::string text = std::string(to_string(end.outcome)) + " after step " + with_commas(end.step) + ", " +
                      fine_duration_text(seconds_);
   if (!end.why.empty()) text += ": " + end.why;
   line(text, colour_of(end.outcome));

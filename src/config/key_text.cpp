@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "config/toml.h"
-#include "files/nearest.h"
+#include "words/names.h"
 
 namespace halfstep::config {
 namespace {
@@ -83,10 +83,10 @@ bool is_section(std::string_view path) {
 std::string nearest_key(std::string_view path) {
   std::vector<std::string_view> paths;
   for (const ConfigKey& key : config_keys()) paths.push_back(key.path);
-  const std::string nearest = files::did_you_mean(path, paths);
+  const std::string nearest = did_you_mean(path, paths);
   // A key in the wrong section: "train.lr".
   const size_t dot = path.rfind('.');
-  return nearest.empty() && dot != path.npos ? files::did_you_mean(path.substr(dot + 1), paths) : nearest;
+  return nearest.empty() && dot != path.npos ? did_you_mean(path.substr(dot + 1), paths) : nearest;
 }
 
 std::string expectation(const ConfigKey& key) {

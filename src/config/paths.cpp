@@ -1,7 +1,7 @@
 #include <halfstep/run_config.h>
 
 #include "config/faults.h"
-#include "files/in_quotes.h"
+#include "words/names.h"
 
 namespace halfstep {
 namespace {
@@ -23,7 +23,7 @@ void check_paths(const ResolvedConfig& resolved) {
     for (const std::string& path : texts_of(key.field(config))) {
       std::error_code error;
       if (!std::filesystem::exists(path, error))
-        faults.add(resolved.origin(key.path), key.path, ": there is no ", files::in_quotes(path), " in ",
+        faults.add(resolved.origin(key.path), key.path, ": there is no ", in_quotes(path), " in ",
                    std::filesystem::current_path(error).string(),
                    ". Paths go by the folder in which the command runs.");
     }

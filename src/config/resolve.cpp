@@ -6,8 +6,7 @@
 #include "config/contradictions.h"
 #include "config/key_text.h"
 #include "config/sources.h"
-#include "files/in_quotes.h"
-#include "files/nearest.h"
+#include "words/names.h"
 
 namespace halfstep {
 namespace config {
@@ -23,7 +22,7 @@ std::string described(const TomlValue& value) {
     std::string operator()(bool is) const { return is ? "true" : "false"; }
     std::string operator()(int64_t is) const { return std::to_string(is); }
     std::string operator()(double is) const { return number_text(is); }
-    std::string operator()(const std::string& is) const { return "the text " + files::in_quotes(is); }
+    std::string operator()(const std::string& is) const { return "the text " + in_quotes(is); }
     std::string operator()(const std::vector<std::string>&) const { return "a list"; }
     std::string operator()(TomlTable) const { return "a table"; }
     std::string operator()(TomlOther is) const { return std::string(is.what); }
@@ -100,14 +99,14 @@ class Assignment {
     if (text.empty()) refuse("Leave the key out instead. " + default_sentence(key_));
     if (text.find('\0') != text.npos) refuse("It must not hold a NUL character.");
     if (!key_.words.empty() && std::ranges::find(key_.words, text) == key_.words.end()) {
-      const std::string nearest = files::did_you_mean(text, key_.words);
+      const std::string nearest = did_you_mean(text, key_.words);
       refuse(nearest.empty() ? default_sentence(key_) : nearest.substr(1));
     }
     return text;
   }
 
   [[noreturn]] void refuse(const std::string& remedy) const {
-    throw Error(detail::concat(setting_.origin, ": ", files::in_quotes(setting_.path), " is ",
+    throw Error(detail::concat(setting_.origin, ": ", in_quotes(setting_.path), " is ",
                                described(setting_.value), ", expected ", expectation(key_), ".",
                                remedy.empty() ? "" : " ", remedy));
   }

@@ -6,9 +6,8 @@
 #include <set>
 
 #include "config/key_text.h"
-#include "files/in_quotes.h"
-#include "files/input_file.h"
-#include "files/nearest.h"
+#include "words/names.h"
+#include "io/input_file.h"
 
 namespace halfstep {
 namespace config {
@@ -34,7 +33,7 @@ std::string path_of(std::string_view variable) {
 
 void unknown_key(const std::string& origin, std::string_view path, Faults& faults) {
   const std::string nearest = nearest_key(path);
-  faults.add(origin, "unknown key ", files::in_quotes(path), ".",
+  faults.add(origin, "unknown key ", in_quotes(path), ".",
              nearest.empty() ? " docs/configuration.md lists them all." : nearest);
 }
 
@@ -46,12 +45,12 @@ void add_toml(std::string_view text, const std::string& name, bool with_lines, s
     const bool section = is_section(entry.path);
     if (std::holds_alternative<TomlTable>(entry.value) && (section || entry.path == kOpsPath)) continue;
     if (section)
-      faults.add(origin, files::in_quotes(entry.path), " is a section, not a key. Write [", entry.path,
+      faults.add(origin, in_quotes(entry.path), " is a section, not a key. Write [", entry.path,
                  "] and its keys below.");
     else if (!find_key(entry.path))
       unknown_key(origin, entry.path, faults);
     else if (!seen.insert(entry.path).second)  // "a.b" in quotes beside a.b
-      faults.add(origin, files::in_quotes(entry.path), " is given twice in this file. Keep one.");
+      faults.add(origin, in_quotes(entry.path), " is given twice in this file. Keep one.");
     else
       settings.push_back({entry.path, std::move(entry.value), origin});
   }
@@ -65,7 +64,7 @@ void add_preset(const std::string& name, std::vector<Setting>& settings, Faults&
   }
   std::string all;
   for (const std::string_view known : names) all += (all.empty() ? "" : ", ") + std::string(known);
-  faults.add("--preset", "there is no preset ", files::in_quotes(name), ".", files::did_you_mean(name, names),
+  faults.add("--preset", "there is no preset ", in_quotes(name), ".", did_you_mean(name, names),
              " There are ", all, ".");
 }
 
@@ -84,7 +83,7 @@ TomlValue value_of(const ConfigKey& key, std::string_view text, const std::strin
     entries = parse_toml("v = " + (as_toml ? std::string(text) : toml_quoted(text)), origin);
   } catch (const Error&) {
   }
-  HALFSTEP_CHECK(entries.size() == 1, origin, ": ", key.path, " is ", files::in_quotes(text), ", expected ",
+  HALFSTEP_CHECK(entries.size() == 1, origin, ": ", key.path, " is ", in_quotes(text), ", expected ",
                  expectation(key), ". ", default_sentence(key));
   return entries.front().value;
 }
@@ -115,7 +114,7 @@ std::vector<Setting> settings_of(const ConfigSources& sources, Faults& faults) {
   for (const std::string& flag : sources.set) {
     const size_t equals = flag.find('=');
     if (equals == flag.npos)
-      faults.add("--set", files::in_quotes(flag), " has no '='. Write --set optimizer.lr=3e-4.");
+      faults.add("--set", in_quotes(flag), " has no '='. Write --set optimizer.lr=3e-4.");
     else
       add_text(flag.substr(0, equals), std::string_view(flag).substr(equals + 1), "--set", settings, faults);
   }

@@ -1,4 +1,4 @@
-#include "files/idx.h"
+#include "data_files/idx.h"
 
 #include <ATen/ops/empty.h>
 #include <halfstep/data.h>

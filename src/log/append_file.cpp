@@ -6,8 +6,8 @@
 #include <cerrno>
 #include <utility>
 
-#include "files/file_error.h"
-#include "files/uninterrupted.h"
+#include "io/file_error.h"
+#include "io/uninterrupted.h"
 
 namespace halfstep::log {
 

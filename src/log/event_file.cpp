@@ -13,7 +13,7 @@
 
 #include "log/append_file.h"
 #include "log/crc32c.h"
-#include "log/log_text.h"
+#include "words/utf8.h"
 #include "log/protobuf.h"
 
 namespace halfstep {
@@ -122,7 +122,7 @@ struct EventFile::State {
 
   void begin_value(std::string_view tag) {
     value.clear();
-    value.block(value::kTag, log::valid_utf8(tag));
+    value.block(value::kTag, valid_utf8(tag));
   }
 
   void end_value(int64_t step) {

@@ -8,8 +8,8 @@
 #include <span>
 #include <string_view>
 
-#include "files/in_quotes.h"
-#include "files/input_file.h"
+#include "words/names.h"
+#include "io/input_file.h"
 #include "log/record_text.h"
 
 namespace halfstep::log {
@@ -76,11 +76,11 @@ class Rubbish {
 
   bool note(int64_t number, std::string_view line) {
     HALFSTEP_CHECK(number > 1, path_.string(),
-                   ": line 1 is no record of Halfstep's: ", files::in_quotes(line),
+                   ": line 1 is no record of Halfstep's: ", in_quotes(line),
                    ". Move the file away; a resumed run then begins a new one.");
     if (first_ == 0) {
       first_ = number;
-      text_ = files::in_quotes(line);
+      text_ = in_quotes(line);
     }
     return true;  // to the next line
   }
@@ -126,7 +126,7 @@ LogEnd end_of_csv(const std::filesystem::path& path, int64_t step) {
     const bool columns = number == 1;
     const std::optional<LineStep> found = columns ? LineStep{.step = 0, .of_step = false} : step_of_row(line);
     HALFSTEP_CHECK(!columns || line == kCsvColumns.substr(0, kCsvColumns.size() - 1), path.string(),
-                   ": line 1 is not the columns of this version's log: ", files::in_quotes(line),
+                   ": line 1 is not the columns of this version's log: ", in_quotes(line),
                    ". Move the file away; a resumed run then begins a new one.");
     if (!found) return rubbish.note(number, line);
     if (found->step > step) return false;

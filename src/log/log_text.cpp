@@ -5,6 +5,8 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "words/utf8.h"
+
 namespace halfstep::log {
 namespace {
 
@@ -69,11 +71,6 @@ void append_csv_text(std::string& out, std::string_view text) {
     out += code < 0x20 || code == 0x7f ? ' ' : letter;
   }
   out += '"';
-}
-
-std::string valid_utf8(std::string_view text) {
-  if (std::ranges::all_of(text, is_plain)) return std::string(text);
-  return json::parse(escaped(text)).get<std::string>();
 }
 
 void JsonLine::begin(std::string_view kind, int64_t step) {

@@ -23,9 +23,6 @@ void append_json_text(std::string& out, std::string_view text);
 /// By RFC 4180, as UTF-8. Control characters become spaces, so that a row is a line.
 void append_csv_text(std::string& out, std::string_view text);
 
-/// With U+FFFD where the bytes are not UTF-8.
-std::string valid_utf8(std::string_view text);
-
 /// One object of JSON on one line.
 class JsonLine {
  public:

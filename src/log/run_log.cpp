@@ -5,8 +5,8 @@
 #include <system_error>
 #include <utility>
 
-#include "files/durable_file.h"
-#include "files/json.h"
+#include "io/durable_file.h"
+#include "io/json.h"
 #include "log/append_file.h"
 #include "log/log_end.h"
 #include "log/record_text.h"

@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-#include "files/in_quotes.h"
+#include "words/names.h"
 
 namespace halfstep::models {
 namespace {
@@ -13,7 +13,7 @@ namespace {
 // A value of any length from a file of others.
 std::string shown(const nlohmann::json& field) {
   constexpr size_t kMostBytes = 80;
-  return printable(files::beginning_of(field.dump(), kMostBytes), Unprintable::Escaped);
+  return printable(beginning_of(field.dump(), kMostBytes), Unprintable::Escaped);
 }
 
 }  // namespace

@@ -15,7 +15,7 @@
 
 #include <utility>
 
-#include "files/in_quotes.h"
+#include "words/names.h"
 
 namespace halfstep::models {
 
@@ -81,7 +81,7 @@ Activation activation_named(const std::string& name, const char* field) {
     names += (names.empty() ? "" : ", ") + std::string(known_name);
   }
   throw Error(
-      detail::concat(field, ": ", files::in_quotes(name), " is not implemented; these are: ", names, "."));
+      detail::concat(field, ": ", in_quotes(name), " is not implemented; these are: ", names, "."));
 }
 
 void draw_initial_values(torch::nn::Module& model, uint64_t seed, double deviation, double of_residual) {

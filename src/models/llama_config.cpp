@@ -3,7 +3,7 @@
 #include <cmath>
 #include <tuple>
 
-#include "files/in_quotes.h"
+#include "words/names.h"
 #include "models/config_fields.h"
 #include "models/configs.h"
 #include "models/layers.h"
@@ -59,7 +59,7 @@ json rope_json(const RopeParameters& rope) {
 
 void check_rope(const RopeParameters& rope) {
   HALFSTEP_CHECK(rope.rope_type == "default" || rope.rope_type == "linear" || rope.rope_type == "llama3",
-                 "Llama config: rope_type ", files::in_quotes(rope.rope_type),
+                 "Llama config: rope_type ", in_quotes(rope.rope_type),
                  " is not implemented; these are: default, linear, llama3.");
   HALFSTEP_CHECK(rope.rope_theta > 0 && rope.factor > 0, "Llama config: rope_theta is ", rope.rope_theta,
                  " and factor ", rope.factor, "; both must be positive.");

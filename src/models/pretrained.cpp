@@ -10,11 +10,11 @@
 #include <map>
 #include <set>
 
-#include "files/durable_file.h"
-#include "files/in_quotes.h"
-#include "files/json.h"
-#include "files/mapped_file.h"
-#include "files/step_folders.h"
+#include "io/durable_file.h"
+#include "words/names.h"
+#include "io/json.h"
+#include "io/mapped_file.h"
+#include "checkpoint_format/step_folders.h"
 #include "models/configs.h"
 #include "tensor/faults.h"
 
@@ -66,7 +66,7 @@ const Family& family_of(const json& config, const std::string& where) {
     names += (names.empty() ? "" : ", ") + std::string(family.model_type);
   }
   throw Error(detail::concat(where, ": model_type ",
-                             type == config.end() ? "is missing" : "is " + files::in_quotes(type->dump()),
+                             type == config.end() ? "is missing" : "is " + in_quotes(type->dump()),
                              "; Halfstep has: ", names, "."));
 }
 
@@ -120,7 +120,7 @@ void compare(const CausalLM& model, const std::map<std::string, std::string>& fo
              const SafetensorsFolder& source, Faults& faults) {
   const auto wanted = model.named_parameters();
   for (const auto& [name, file_name] : found)
-    faults.expect(wanted.contains(name), files::in_quotes(file_name), " is not a tensor of this model");
+    faults.expect(wanted.contains(name), in_quotes(file_name), " is not a tensor of this model");
   for (const auto& item : wanted) {
     const auto at = found.find(item.key());
     if (at == found.end()) {
@@ -132,7 +132,7 @@ void compare(const CausalLM& model, const std::map<std::string, std::string>& fo
     const bool known = std::any_of(std::begin(kWeightTypes), std::end(kWeightTypes),
                                    [&](const auto& row) { return row.first == entry.type; });
     const at::IntArrayRef shape = entry.shape;
-    faults.expect(known && shape == item.value().sizes(), files::in_quotes(at->second), " is ",
+    faults.expect(known && shape == item.value().sizes(), in_quotes(at->second), " is ",
                   to_string(entry.type), " of shape ", shape, ", expected F32, BF16 or F16 of shape ",
                   item.value().sizes());
   }

@@ -2,28 +2,13 @@
 #include <halfstep/op_policy.h>
 
 #include <algorithm>
-#include <numeric>
+
+#include "words/names.h"
 
 namespace halfstep {
 namespace {
 
 std::string_view without_overload(std::string_view op) { return op.substr(0, op.find('.')); }
-
-/// Levenshtein: how many letters must be added, removed or replaced.
-std::size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), std::size_t{0});
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    std::size_t diagonal = row[0];
-    row[0] = i + 1;
-    for (std::size_t j = 0; j < b.size(); ++j) {
-      const std::size_t replace = diagonal + (a[i] != b[j]);
-      diagonal = row[j + 1];
-      row[j + 1] = std::min({replace, diagonal + 1, row[j] + 1});
-    }
-  }
-  return row.back();
-}
 
 std::string_view nearest_op(std::string_view op) {
   const auto distance = [op](const OpRow& row) {

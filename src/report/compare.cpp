@@ -1,10 +1,10 @@
 #include <halfstep/error.h>
-#include <halfstep/report.h>
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
 
+#include "report/report.h"
 #include "report/figures.h"
 #include "report/noise.h"
 #include "report/pairing.h"

@@ -1,13 +1,13 @@
 #include <halfstep/error.h>
-#include <halfstep/report.h>
 
 #include <algorithm>
 #include <cmath>
 #include <map>
 #include <set>
 
+#include "report/report.h"
 #include "report/html.h"
-#include "report/numbers.h"
+#include "words/numbers.h"
 #include "report/pairing.h"
 #include "report/run_curves.h"
 #include "report/sentence.h"

@@ -1,13 +1,13 @@
 // Figures that the report and the comparison share.
 #pragma once
 
-#include <halfstep/report.h>
 #include <halfstep/run_config.h>
 
 #include <optional>
 #include <span>
 #include <vector>
 
+#include "report/report.h"
 #include "report/thin.h"
 
 namespace halfstep::report {

@@ -4,9 +4,9 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "base/with_commas.h"
-#include "files/in_quotes.h"
-#include "log/log_text.h"
+#include "words/numbers.h"
+#include "words/names.h"
+#include "words/utf8.h"
 #include "report/page_parts.h"
 
 namespace halfstep::report {
@@ -40,7 +40,7 @@ bool turns_direction(std::string_view rest) {
 }  // namespace
 
 std::string escaped(std::string_view text) {
-  const std::string valid = log::valid_utf8(text);
+  const std::string valid = valid_utf8(text);
   std::string result;
   result.reserve(valid.size());
   for (size_t i = 0; i < valid.size(); ++i) {
@@ -61,7 +61,7 @@ std::string escaped(std::string_view text) {
 }
 
 std::string bounded(std::string_view text, size_t most) {
-  const std::string_view shown = files::beginning_of(text, most);
+  const std::string_view shown = beginning_of(text, most);
   if (shown.size() == text.size()) return escaped(text);
   return escaped(shown) + " <span class=\"quiet\">… (" +
          with_commas(static_cast<int64_t>(text.size() - shown.size())) + " bytes more)</span>";

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <array>
 
-#include "files/sha256.h"
+#include "io/sha256.h"
 #include "report/page_parts.h"
 
 namespace halfstep::report {

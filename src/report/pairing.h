@@ -1,7 +1,7 @@
 // Whether two runs saw the same batches.
 #pragma once
 
-#include <halfstep/report.h>
+#include "report/report.h"
 
 #include <string>
 

@@ -6,7 +6,7 @@
 
 #include "report/curves.h"
 #include "report/html.h"
-#include "report/numbers.h"
+#include "words/numbers.h"
 
 namespace halfstep::report {
 namespace {

@@ -1,12 +1,12 @@
-#include <halfstep/report.h>
 #include <sys/stat.h>
 
 #include <cerrno>
 #include <fstream>
 #include <memory>
 
-#include "files/file_error.h"
-#include "files/in_quotes.h"
+#include "io/file_error.h"
+#include "words/names.h"
+#include "report/report.h"
 #include "report/fields.h"
 
 namespace halfstep {
@@ -96,7 +96,7 @@ class HistoryBuilder {
     if (step < latest_step_)
       throw BadRecord(detail::concat("is of step ", step, ", after one of step ", latest_step_, "."));
     if (run_.sittings.empty() && kind != "run")
-      throw BadRecord(detail::concat("is of kind ", files::in_quotes(kind), "; a log begins with 'run'."));
+      throw BadRecord(detail::concat("is of kind ", in_quotes(kind), "; a log begins with 'run'."));
     latest_step_ = step;
     if (kind == "step") return take_step(fields);
     if (kind == "run") return run_.sittings.push_back(sitting_of(fields));

@@ -1,7 +1,7 @@
-#include <halfstep/report.h>
 
+#include "report/report.h"
 #include "report/html.h"
-#include "report/numbers.h"
+#include "words/numbers.h"
 #include "report/run_plots.h"
 #include "report/run_tables.h"
 

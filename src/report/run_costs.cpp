@@ -4,7 +4,7 @@
 #include <map>
 
 #include "report/html.h"
-#include "report/numbers.h"
+#include "words/numbers.h"
 #include "report/run_curves.h"
 #include "report/run_plots.h"
 

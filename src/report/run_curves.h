@@ -1,13 +1,13 @@
 // Pieces that the plots of one run are made of.
 #pragma once
 
-#include <halfstep/report.h>
 
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "report/report.h"
 #include "report/figures.h"
 #include "report/plot.h"
 

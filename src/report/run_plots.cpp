@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "report/numbers.h"
+#include "words/numbers.h"
 #include "report/run_curves.h"
 
 namespace halfstep::report {

@@ -1,7 +1,7 @@
 // The plots of one run.
 #pragma once
 
-#include <halfstep/report.h>
+#include "report/report.h"
 
 #include <string>
 

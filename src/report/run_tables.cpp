@@ -8,7 +8,7 @@
 #include <span>
 
 #include "report/html.h"
-#include "report/numbers.h"
+#include "words/numbers.h"
 
 namespace halfstep::report {
 namespace {

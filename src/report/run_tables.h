@@ -1,7 +1,7 @@
 // What a run's report tells in words: skipped steps, evaluations, samples, notes, configuration, machine.
 #pragma once
 
-#include <halfstep/report.h>
+#include "report/report.h"
 
 #include <string>
 

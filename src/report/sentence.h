@@ -1,7 +1,7 @@
 // A comparison in words.
 #pragma once
 
-#include <halfstep/report.h>
+#include "report/report.h"
 
 #include <string>
 

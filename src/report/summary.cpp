@@ -1,12 +1,12 @@
 #include <halfstep/error.h>
-#include <halfstep/report.h>
 
 #include <algorithm>
 #include <cmath>
 
-#include "files/in_quotes.h"
+#include "words/names.h"
+#include "report/report.h"
 #include "report/figures.h"
-#include "report/numbers.h"
+#include "words/numbers.h"
 
 namespace halfstep {
 namespace report {
@@ -86,7 +86,7 @@ std::string how_it_ended(const RunHistory& run, const RunSummary& summary) {
   const std::string steps =
       with_commas(summary.last_step) + of_planned + " steps in " + report::duration(summary.seconds);
   if (!run.end()) return "After " + steps + " the log has no last word: the run was killed, or it goes on. ";
-  const std::string_view reason = files::beginning_of(run.end()->why, kMostReasonBytes);
+  const std::string_view reason = beginning_of(run.end()->why, kMostReasonBytes);
   const std::string cut = reason.size() < run.end()->why.size() ? "…" : "";
   const std::string why = reason.empty() ? "." : ": " + std::string(reason) + cut;
   const std::string stop = why.ends_with('.') ? " " : ". ";

@@ -1,6 +1,6 @@
-#include <halfstep/report.h>
+#include "report/report.h"
 
-#include "files/durable_file.h"
+#include "io/durable_file.h"
 
 namespace halfstep {
 

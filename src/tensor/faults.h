@@ -7,7 +7,7 @@
 
 #include <string>
 
-#include "base/with_commas.h"
+#include "words/numbers.h"
 
 namespace halfstep {
 

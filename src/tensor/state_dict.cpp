@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "files/in_quotes.h"
+#include "words/names.h"
 
 namespace halfstep {
 namespace {
@@ -16,9 +16,9 @@ const char* kind_of(const StateDict::Value& value) {
 template <typename Kind, typename Values>
 const Kind& find(const Values& values, std::string_view name) {
   const auto found = values.find(name);
-  HALFSTEP_CHECK(found != values.end(), "state has no ", files::in_quotes(name));
+  HALFSTEP_CHECK(found != values.end(), "state has no ", in_quotes(name));
   const Kind* value = std::get_if<Kind>(&found->second);
-  HALFSTEP_CHECK(value, "state ", files::in_quotes(name), " is ", kind_of(found->second), ", expected ",
+  HALFSTEP_CHECK(value, "state ", in_quotes(name), " is ", kind_of(found->second), ", expected ",
                  kind_of(Kind{}));
   return *value;
 }

@@ -9,7 +9,7 @@
 #include <array>
 #include <cstring>
 
-#include "files/in_quotes.h"
+#include "words/names.h"
 
 namespace halfstep {
 namespace {
@@ -66,7 +66,7 @@ at::ScalarType scalar_type_of(TensorType type) {
 std::vector<int64_t> sizes_of(const TensorEntry& entry) {
   std::vector<int64_t> sizes = entry.shape;
   if (entry.type == TensorType::F4) {
-    HALFSTEP_CHECK(!sizes.empty() && sizes.back() % 2 == 0, files::in_quotes(entry.name),
+    HALFSTEP_CHECK(!sizes.empty() && sizes.back() % 2 == 0, in_quotes(entry.name),
                    ": F4 elements lie in pairs, and its rows have an odd number of them.");
     sizes.back() /= 2;
   }
@@ -76,11 +76,11 @@ std::vector<int64_t> sizes_of(const TensorEntry& entry) {
 TensorToWrite to_write(std::string name, const at::Tensor& tensor) {
   HALFSTEP_CHECK(
       tensor.defined() && tensor.is_cpu() && tensor.is_contiguous() && !tensor.is_neg() && !tensor.is_conj(),
-      files::in_quotes(name), " cannot be written as it lies: it must be a contiguous CPU tensor.");
+      in_quotes(name), " cannot be written as it lies: it must be a contiguous CPU tensor.");
   std::vector<int64_t> shape = tensor.sizes().vec();
   const TensorType type = tensor_type_of(tensor.scalar_type());
   if (type == TensorType::F4) {
-    HALFSTEP_CHECK(!shape.empty(), files::in_quotes(name), " is a pair of F4 elements without a dimension.");
+    HALFSTEP_CHECK(!shape.empty(), in_quotes(name), " is a pair of F4 elements without a dimension.");
     shape.back() *= 2;
   }
   return {.name = std::move(name),
@@ -136,7 +136,7 @@ void write_tensors(const std::filesystem::path& path, const NamedTensors& tensor
   std::vector<at::Tensor> kept;
   std::vector<TensorToWrite> writes;
   for (const auto& [name, tensor] : tensors) {
-    HALFSTEP_CHECK(tensor.defined(), "write_tensors: ", files::in_quotes(name), " is an undefined tensor.");
+    HALFSTEP_CHECK(tensor.defined(), "write_tensors: ", in_quotes(name), " is an undefined tensor.");
     kept.push_back(tensor.detach().to(at::kCPU).resolve_conj().resolve_neg().contiguous());
     writes.push_back(to_write(name, kept.back()));
   }

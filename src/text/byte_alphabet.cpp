@@ -1,6 +1,6 @@
 #include "text/byte_alphabet.h"
 
-#include "text/utf8.h"
+#include "words/utf8.h"
 
 namespace halfstep::text {
 namespace {

@@ -4,13 +4,13 @@
 
 #include <algorithm>
 
-#include "files/in_quotes.h"
+#include "words/names.h"
 #include "text/byte_alphabet.h"
 
 namespace halfstep::text {
 namespace {
 
-using files::in_quotes;
+using in_quotes;
 
 // Beyond any vocabulary in use (the largest have 262,144), so that a stranger's file cannot ask for all
 // memory.

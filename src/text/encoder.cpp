@@ -4,11 +4,24 @@
 
 #include <algorithm>
 #include <iomanip>
+#include <iterator>
 #include <utility>
 
-#include "text/utf8.h"
+#include "text/unicode_ranges.h"
+#include "words/utf8.h"
 
 namespace halfstep::text {
+namespace {
+
+/// What the pre-tokenizer Digits calls a digit.
+bool is_digit(uint32_t code_point) {
+  if (code_point < 0x80) return code_point >= '0' && code_point <= '9';
+  const auto* const range = std::lower_bound(std::begin(kDigits), std::end(kDigits), code_point,
+                                             [](const CodeRange& r, uint32_t p) { return r.last < p; });
+  return range != std::end(kDigits) && range->first <= code_point;
+}
+
+}  // namespace
 
 size_t Encoder::encode(std::string_view text, bool open) {
   if (definition_.stages.empty()) {

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "files/in_quotes.h"
+#include "words/names.h"
 
 namespace halfstep::text {
 
@@ -28,7 +28,7 @@ class Place {
     HALFSTEP_CHECK(value_.is_object(), where_, ": is ", value_.type_name(), ", expected an object.");
     for (const auto& [key, unused] : value_.items())
       HALFSTEP_CHECK(std::ranges::find(known, key) != known.end(), where_, ": the key ",
-                     files::in_quotes(key), " is not known to this Halfstep.");
+                     in_quotes(key), " is not known to this Halfstep.");
   }
   bool has(const char* key) const { return value_.is_object() && value_.contains(key); }
   Place at(const char* key) const {
@@ -65,10 +65,10 @@ class Place {
   void expect_nothing(const char* key) const {
     const nlohmann::json& value = at(key).value();
     HALFSTEP_CHECK(value.is_null() || value == "" || value == 0, way_to(key), ": ",
-                   files::in_quotes(value.dump()), " is not known to this Halfstep; null is.");
+                   in_quotes(value.dump()), " is not known to this Halfstep; null is.");
   }
   [[noreturn]] void refuse_type(std::string_view known) const {
-    detail::throw_error(detail::concat(where_, ": the type ", files::in_quotes(at("type").text()),
+    detail::throw_error(detail::concat(where_, ": the type ", in_quotes(at("type").text()),
                                        " is not known to this Halfstep. Known: ", known, "."));
   }
 

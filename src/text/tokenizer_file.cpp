@@ -3,16 +3,16 @@
 
 #include <algorithm>
 
-#include "files/in_quotes.h"
-#include "files/json.h"
-#include "files/mapped_file.h"
+#include "words/names.h"
+#include "io/json.h"
+#include "io/mapped_file.h"
 #include "text/definition_builder.h"
 #include "text/json_place.h"
 
 namespace halfstep::text {
 namespace {
 
-using files::in_quotes;
+using in_quotes;
 using nlohmann::json;
 
 // Encoding goes one call deeper for each. Tokenizers in use have up to four.

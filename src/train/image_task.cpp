@@ -8,7 +8,7 @@
 #include <halfstep/error.h>
 #include <halfstep/models.h>
 
-#include "base/with_commas.h"
+#include "words/numbers.h"
 #include "train/tasks.h"
 
 namespace halfstep::train {

@@ -11,8 +11,8 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "files/durable_file.h"
-#include "files/step_folders.h"
+#include "io/durable_file.h"
+#include "checkpoint_format/step_folders.h"
 
 namespace halfstep::train {
 namespace {

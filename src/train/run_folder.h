@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "files/folder_lock.h"
+#include "io/folder_lock.h"
 #include "train/phase_clock.h"
 
 namespace halfstep::train {

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <fstream>
 
-#include "base/with_commas.h"
+#include "words/numbers.h"
 #include "train/tasks.h"
 #include "train/token_sources.h"
 

@@ -9,10 +9,10 @@
 #include <optional>
 #include <span>
 
-#include "files/durable_file.h"
-#include "files/mapped_file.h"
-#include "files/sha256.h"
-#include "files/step_folders.h"
+#include "io/durable_file.h"
+#include "io/mapped_file.h"
+#include "io/sha256.h"
+#include "checkpoint_format/step_folders.h"
 
 namespace halfstep::train {
 namespace {

@@ -7,7 +7,7 @@
 
 #include <fstream>
 
-#include "files/file_error.h"
+#include "io/file_error.h"
 
 namespace halfstep::train {
 namespace {

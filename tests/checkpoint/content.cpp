@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <random>
 
-#include "files/checkpoint_reader.h"
+#include "checkpoint_format/checkpoint_reader.h"
 
 namespace halfstep::testing {
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "files/checkpoint_writer.h"
+#include "checkpoint_format/checkpoint_writer.h"
 #include "support/scratch.h"
 
 namespace halfstep::testing {

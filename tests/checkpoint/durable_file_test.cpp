@@ -1,5 +1,5 @@
 // Files that appear whole or not at all, under every answer that the operating system may give.
-#include "files/durable_file.h"
+#include "io/durable_file.h"
 
 #include <gtest/gtest.h>
 #include <halfstep/error.h>

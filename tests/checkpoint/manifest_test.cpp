@@ -1,5 +1,5 @@
 // Manifests as text: what was written comes back, and what a stranger changed is refused by name.
-#include "files/manifest.h"
+#include "checkpoint_format/manifest.h"
 
 #include <gtest/gtest.h>
 

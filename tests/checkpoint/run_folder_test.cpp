@@ -10,8 +10,8 @@
 
 #include "checkpoint/content.h"
 #include "checkpoint/leftovers.h"
-#include "files/checkpoint_reader.h"
-#include "files/step_folders.h"
+#include "checkpoint_format/checkpoint_reader.h"
+#include "checkpoint_format/step_folders.h"
 #include "support/error_of.h"
 
 namespace halfstep::testing {

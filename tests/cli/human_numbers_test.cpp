@@ -1,4 +1,4 @@
-#include "cli/human_numbers.h"
+#include "words/numbers.h"
 
 #include <gtest/gtest.h>
 
@@ -62,12 +62,12 @@ TEST(HumanNumbers, ShortTimesHaveThreeDigits) {
 }
 
 TEST(HumanNumbers, WholeNumbersAreGroupedByThousands) {
-  EXPECT_EQ(grouped_text(0), "0");
-  EXPECT_EQ(grouped_text(999), "999");
-  EXPECT_EQ(grouped_text(1000), "1,000");
-  EXPECT_EQ(grouped_text(10741003), "10,741,003");
-  EXPECT_EQ(grouped_text(-999), "-999");
-  EXPECT_EQ(grouped_text(-1000), "-1,000");
+  EXPECT_EQ(with_commas(0), "0");
+  EXPECT_EQ(with_commas(999), "999");
+  EXPECT_EQ(with_commas(1000), "1,000");
+  EXPECT_EQ(with_commas(10741003), "10,741,003");
+  EXPECT_EQ(with_commas(-999), "-999");
+  EXPECT_EQ(with_commas(-1000), "-1,000");
 }
 
 TEST(HumanNumbers, SharesAndScalesAreShort) {

@@ -1,4 +1,4 @@
-#include "files/idx.h"
+#include "data_files/idx.h"
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>

@@ -1,9 +1,9 @@
-#include "files/json.h"
+#include "io/json.h"
 
 #include <gtest/gtest.h>
 
 #include "files/crafted.h"
-#include "files/in_quotes.h"
+#include "words/names.h"
 #include "support/error_of.h"
 
 namespace halfstep::files {

@@ -1,4 +1,4 @@
-#include "files/mapped_file.h"
+#include "io/mapped_file.h"
 
 #include <gtest/gtest.h>
 #include <halfstep/error.h>

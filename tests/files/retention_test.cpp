@@ -1,4 +1,4 @@
-#include "files/retention.h"
+#include "checkpoint_format/retention.h"
 
 #include <gtest/gtest.h>
 

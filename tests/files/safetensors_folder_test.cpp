@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "files/crafted.h"
-#include "files/safetensors_index.h"
+#include "safetensors/safetensors_index.h"
 #include "support/error_of.h"
 #include "support/scratch.h"
 

@@ -7,7 +7,7 @@
 #include <functional>
 
 #include "files/crafted.h"
-#include "files/safetensors_header.h"
+#include "safetensors/safetensors_header.h"
 #include "support/sanitized.h"
 
 namespace halfstep {

@@ -5,7 +5,7 @@
 #include <random>
 
 #include "files/crafted.h"
-#include "files/safetensors_header.h"
+#include "safetensors/safetensors_header.h"
 #include "support/error_of.h"
 #include "support/scratch.h"
 

@@ -1,5 +1,5 @@
 // An IDX array that is read has the elements that its shape says.
-#include "files/idx.h"
+#include "data_files/idx.h"
 
 #include "fuzz/fuzz_target.h"
 

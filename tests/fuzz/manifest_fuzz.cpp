@@ -1,7 +1,7 @@
 // A manifest that is read can be written and read again as it is; its tensors tile the file. The input is the
 // body alone: the seal is put behind it here, for a fuzzer does not guess a SHA-256. Inputs that begin with
 // 'R' are a real number's text instead.
-#include "files/manifest.h"
+#include "checkpoint_format/manifest.h"
 
 #include <algorithm>
 #include <bit>

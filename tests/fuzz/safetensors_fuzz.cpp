@@ -7,7 +7,7 @@
 #include <cstring>
 #include <string>
 
-#include "files/safetensors_header.h"
+#include "safetensors/safetensors_header.h"
 #include "fuzz/fuzz_target.h"
 
 namespace halfstep {

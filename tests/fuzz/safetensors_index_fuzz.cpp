@@ -1,7 +1,7 @@
 // An index that is read names only files beside it, and written again gives the same index.
 #include <filesystem>
 
-#include "files/safetensors_index.h"
+#include "safetensors/safetensors_index.h"
 #include "fuzz/fuzz_target.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

@@ -1,10 +1,10 @@
 // Runs with a known difference: it is found, and none is found where there is none.
 #include <gtest/gtest.h>
 #include <halfstep/error.h>
-#include <halfstep/report.h>
 
 #include <cmath>
 
+#include "report/report.h"
 #include "report/synthetic_run.h"
 #include "support/error_of.h"
 

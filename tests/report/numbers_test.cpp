@@ -1,4 +1,4 @@
-#include "report/numbers.h"
+#include "words/numbers.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,5 @@
 // The pages, as parsers of others see them.
 #include <gtest/gtest.h>
-#include <halfstep/report.h>
 #include <time.h>
 
 #include <algorithm>
@@ -8,6 +7,7 @@
 #include <cstdio>
 #include <map>
 
+#include "report/report.h"
 #include "report/synthetic_run.h"
 #include "support/python.h"
 #include "support/sanitized.h"

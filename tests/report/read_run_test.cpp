@@ -1,13 +1,13 @@
 // What was written is read back, and what is damaged is told with its line.
 #include <gtest/gtest.h>
 #include <halfstep/error.h>
-#include <halfstep/report.h>
 
 #include <cerrno>
 #include <cmath>
 #include <limits>
 
 #include "log/records.h"
+#include "report/report.h"
 #include "report/synthetic_run.h"
 #include "support/error_of.h"
 #include "support/scratch.h"

@@ -5,8 +5,8 @@
 #include <fstream>
 
 #include "checkpoint/sweep/sweep.h"
-#include "files/checkpoint_reader.h"
-#include "files/step_folders.h"
+#include "checkpoint_format/checkpoint_reader.h"
+#include "checkpoint_format/step_folders.h"
 
 namespace halfstep::testing {
 namespace {

@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "checkpoint/sweep/sweep.h"
-#include "files/step_folders.h"
+#include "checkpoint_format/step_folders.h"
 
 namespace halfstep::testing {
 namespace {

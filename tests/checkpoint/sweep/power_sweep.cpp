@@ -1,6 +1,6 @@
 #include "checkpoint/disk_model.h"
 #include "checkpoint/sweep/sweep.h"
-#include "files/step_folders.h"
+#include "checkpoint_format/step_folders.h"
 
 namespace halfstep::testing {
 namespace {

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "checkpoint/leftovers.h"
-#include "files/checkpoint_reader.h"
-#include "files/step_folders.h"
+#include "checkpoint_format/checkpoint_reader.h"
+#include "checkpoint_format/step_folders.h"
 
 namespace halfstep::testing {
 

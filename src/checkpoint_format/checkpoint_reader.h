@@ -1,0 +1,32 @@
+// One checkpoint, read back with every byte checked.
+#pragma once
+
+#include <functional>
+
+#include "io/input_file.h"
+#include "checkpoint_format/manifest.h"
+
+namespace halfstep::files {
+
+class CheckpointReader {
+ public:
+  /// Checks the manifest, the size of the tensors' file and its header.
+  CheckpointReader(const std::filesystem::path& run, int64_t step);
+
+  const Manifest& manifest() const { return manifest_; }
+
+  /// A tensor's bytes into `into`, which has room for exactly them; an Error if their hash is another.
+  void read(const ManifestPart& part, const ManifestTensor& tensor, std::span<std::byte> into) const;
+
+  /// The fault of each tensor that is damaged; none if all are whole.
+  std::vector<std::string> faults() const;
+
+ private:
+  Manifest manifest_;
+  InputFile tensors_;
+};
+
+/// All that is wrong with a checkpoint, each in a sentence; none if it is whole.
+std::vector<std::string> verify_checkpoint(const std::filesystem::path& run, int64_t step);
+
+}  // namespace halfstep::files

@@ -1,0 +1,66 @@
+// Checkpoints written so that no crash loses one that was saved.
+#pragma once
+
+#include <filesystem>
+#include <set>
+
+#include "io/folder_lock.h"
+#include "checkpoint_format/manifest.h"
+#include "checkpoint_format/retention.h"
+
+namespace halfstep::files {
+
+struct TensorToSave {
+  TensorToWrite tensor;            ///< its bytes row by row
+  std::vector<int64_t> strides{};  ///< how it lay in memory; empty where row by row
+};
+
+struct PartToSave {
+  std::string name;
+  std::map<std::string, Scalar> scalars{};
+  std::vector<TensorToSave> tensors{};
+};
+
+struct CheckpointToSave {
+  int64_t step = 0;
+  std::map<std::string, std::string> fingerprint{};
+  std::vector<PartToSave> parts{};
+  bool healthy = true;
+  std::optional<double> score{};
+};
+
+/// The one writer of a run's folder; step_folders.h says what lies in it.
+///
+/// A checkpoint is written aside, its manifest last; files and folder are synced; then one rename gives it
+/// its name, and the run's folder is synced. Whatever happens before that, a crash of the process or of the
+/// machine, a disk that is full: the checkpoints before it stay as they are, and of the new one nothing
+/// counts.
+class CheckpointWriter {
+ public:
+  /// Makes the folder if there is none, takes its lock, and removes what a crash left.
+  CheckpointWriter(const std::filesystem::path& run, const Retention& retention);
+
+  /// Durable when it returns. Those that the retention gives up are removed only then; an OldCheckpointError
+  /// comes once for each that cannot be removed.
+  void save(const CheckpointToSave& checkpoint);
+
+  /// Removes the checkpoints after a step: a run that goes on from there makes them anew.
+  void remove_newer_than(int64_t step);
+
+  /// The run's folder, links resolved when it was opened.
+  const std::filesystem::path& run() const { return run_; }
+
+ private:
+  void write_aside(const CheckpointToSave& checkpoint, const std::filesystem::path& aside);
+  void give_name(const std::filesystem::path& aside, int64_t step);
+  void remove_old();
+  KeptCheckpoint kept(int64_t step);
+
+  std::filesystem::path run_;
+  Retention retention_;
+  FolderLock lock_;
+  std::map<int64_t, KeptCheckpoint> seen_;  ///< their manifests do not change
+  std::set<int64_t> told_;                  ///< steps that could not be removed, of which a caller has heard
+};
+
+}  // namespace halfstep::files
