@@ -225,9 +225,7 @@ struct Report {
   bool same_bits() const {
     return std::all_of(models.begin(), models.end(), [](const auto& m) { return m.same_bits; });
   }
-  bool good() const {
-    return same_bits() && stock_ratio() <= kStockRatioLimit && scope_ns <= kScopeNsLimit;
-  }
+  bool good() const { return same_bits() && stock_ratio() <= kStockRatioLimit && scope_ns <= kScopeNsLimit; }
 
  private:
   double worst(double Comparison::* ratio) const {

@@ -9,9 +9,9 @@
 #include <algorithm>
 
 #include "checkpoint_format/checkpoint_reader.h"
+#include "checkpoint_format/step_folders.h"
 #include "io/folder_lock.h"
 #include "words/names.h"
-#include "checkpoint_format/step_folders.h"
 
 namespace halfstep {
 namespace {

@@ -1,12 +1,19 @@
-#include <ATen/core/grad_mode.h>
 #include <halfstep/checkpoint.h>
 #include <halfstep/error.h>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/detail/CUDAHooksInterface.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <cstring>
+#include <mutex>
 #include <unordered_map>
 
 #include "tensor/faults.h"
+#include "words/names.h"
 
 namespace halfstep {
 namespace {
@@ -53,6 +60,61 @@ void load_module_state(torch::nn::Module& module, const StateDict& saved) {
   faults.throw_if_any("module");
   for_each_tensor(module,
                   [&](const std::string& name, at::Tensor tensor) { tensor.copy_(saved.tensor(name)); });
+}
+
+void expect_like(std::string_view whose, const StateDict& saved, const StateDict& live) {
+  Faults faults;
+  for (const auto& [name, value] : live) {
+    const auto found =
+        std::find_if(saved.begin(), saved.end(), [&](const auto& item) { return item.first == name; });
+    if (found == saved.end()) {
+      faults.expect(false, "'", name, "' is missing");
+      continue;
+    }
+    const auto& saved_value = found->second;
+    constexpr const char* kinds[] = {"a whole number", "a real number", "a text", "a tensor"};
+    if (saved_value.index() != value.index()) {
+      faults.expect(false, "'", name, "' is ", kinds[saved_value.index()], ", expected ",
+                    kinds[value.index()]);
+    } else if (const auto* tensor = std::get_if<at::Tensor>(&value)) {
+      faults.expect_like(name, std::get<at::Tensor>(saved_value), *tensor);
+    }
+  }
+  for (const auto& [name, value] : saved) faults.expect(live.contains(name), in_quotes(name), " is unknown");
+  faults.throw_if_any(std::string(whose).c_str());
+}
+
+namespace {
+
+/// visit(name, generator) for each of LibTorch's default generators.
+template <typename Visit>
+void for_each_generator(Visit visit) {
+  visit("cpu", at::detail::getDefaultCPUGenerator());
+  if (!at::globalContext().hasCUDA()) return;
+  const auto count = at::detail::getCUDAHooks().deviceCount();
+  for (c10::DeviceIndex i = 0; i < count; ++i)
+    visit(detail::concat("cuda.", static_cast<int>(i)),
+          at::globalContext().defaultGenerator(at::Device(at::kCUDA, i)));
+}
+
+}  // namespace
+
+StateDict random_state() {
+  StateDict saved;
+  for_each_generator([&](const std::string& name, at::Generator generator) {
+    const std::lock_guard lock(generator.mutex());
+    saved.set(name, generator.get_state());
+  });
+  return saved;
+}
+
+void load_random_state(const StateDict& saved) {
+  // All before the first is set: type and length of a state are the same on every machine with this LibTorch.
+  expect_like("random generators", saved, random_state());
+  for_each_generator([&](const std::string& name, at::Generator generator) {
+    const std::lock_guard lock(generator.mutex());
+    generator.set_state(saved.tensor(name));
+  });
 }
 
 }  // namespace halfstep

@@ -4,9 +4,9 @@
 
 #include <algorithm>
 
-#include "words/names.h"
 #include "checkpoint_format/step_folders.h"
 #include "safetensors/tensor_size.h"
+#include "words/names.h"
 
 namespace halfstep::files {
 namespace {

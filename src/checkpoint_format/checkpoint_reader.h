@@ -3,8 +3,8 @@
 
 #include <functional>
 
-#include "io/input_file.h"
 #include "checkpoint_format/manifest.h"
+#include "io/input_file.h"
 
 namespace halfstep::files {
 

@@ -10,11 +10,11 @@
 #include <set>
 
 #include "checkpoint_format/checkpoint_reader.h"
+#include "checkpoint_format/step_folders.h"
 #include "io/durable_file.h"
 #include "io/file_error.h"
-#include "words/names.h"
-#include "checkpoint_format/step_folders.h"
 #include "safetensors/tensor_size.h"
+#include "words/names.h"
 
 namespace halfstep::files {
 namespace {

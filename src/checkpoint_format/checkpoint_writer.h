@@ -4,9 +4,9 @@
 #include <filesystem>
 #include <set>
 
-#include "io/folder_lock.h"
 #include "checkpoint_format/manifest.h"
-#include "checkpoint_format/retention.h"
+#include "checkpoint_format/step_folders.h"
+#include "io/folder_lock.h"
 
 namespace halfstep::files {
 

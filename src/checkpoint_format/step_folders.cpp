@@ -1,21 +1,22 @@
 #include "checkpoint_format/step_folders.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <dirent.h>
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <cmath>
 #include <cstdio>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string_view>
 
 #include "io/durable_file.h"
 #include "io/file_error.h"
-#include "io/uninterrupted.h"
 
 namespace halfstep::files {
 namespace {
@@ -114,20 +115,6 @@ fs::path without_name(const fs::path& run, int64_t step) {
   }
 }
 
-// The folder's own name is durable after this. A process that was killed between mkdir and sync has left that
-// to us. A parent that we may not open, or that cannot be synced, was not made by us.
-void sync_parent(const fs::path& folder) {
-  std::error_code unknown;
-  const fs::path resolved = fs::canonical(folder, unknown);
-  if (unknown) return;
-  try {
-    sync_folder(folder_of(resolved));
-  } catch (const FileError& error) {
-    if (error.code() != EACCES && error.code() != EPERM && error.code() != EINVAL && error.code() != EROFS)
-      throw;
-  }
-}
-
 }  // namespace
 
 std::string step_name(int64_t step) {
@@ -151,26 +138,6 @@ std::vector<int64_t> checkpoint_steps(const fs::path& run) {
   }
   std::sort(steps.begin(), steps.end());
   return steps;
-}
-
-void make_folder(const fs::path& path) {
-  if (::mkdir(path.c_str(), 0755) != 0) throw_file_error("make the folder", path);
-}
-
-void make_folders(const fs::path& path) {
-  struct stat status{};
-  if (::stat(path.c_str(), &status) == 0) {
-    if (!S_ISDIR(status.st_mode))
-      throw FileError(path.string() + ": is a file, where a folder was expected. Choose another name.",
-                      ENOTDIR);
-    sync_parent(path);
-    return;
-  }
-  if (errno != ENOENT) throw_file_error("look at", path);
-  make_folders(folder_of(path));
-  // Another process may make the same one at the same moment.
-  if (::mkdir(path.c_str(), 0755) != 0 && errno != EEXIST) throw_file_error("make the folder", path);
-  sync_folder(folder_of(path));
 }
 
 bool is_pinned(const fs::path& run, int64_t step) {
@@ -223,5 +190,25 @@ void remove_leftovers(const fs::path& run) {
 }
 
 void remove_aside(const fs::path& run, int64_t step) { remove_all_of(aside_folder(run, step)); }
+
+std::vector<int64_t> steps_to_remove(const std::vector<KeptCheckpoint>& all, const Retention& retention) {
+  if (all.empty() || retention.keep_last == 0) return {};
+  std::set<int64_t> stay{all.back().step};
+  const KeptCheckpoint* best = nullptr;
+  int64_t healthy = 0;
+  for (auto one = all.rbegin(); one != all.rend(); ++one) {
+    if (one->pinned) stay.insert(one->step);
+    if (one->healthy && healthy++ < retention.keep_last) stay.insert(one->step);
+    if (retention.keep_every > 0 && one->step % retention.keep_every == 0) stay.insert(one->step);
+    // Of equal scores the newest: it was trained for longer.
+    if (one->score && !std::isnan(*one->score) && (best == nullptr || *one->score < *best->score))
+      best = &*one;
+  }
+  if (retention.keep_best && best != nullptr) stay.insert(best->step);
+  std::vector<int64_t> go;
+  for (const KeptCheckpoint& one : all)
+    if (!stay.contains(one.step)) go.push_back(one.step);
+  return go;
+}
 
 }  // namespace halfstep::files

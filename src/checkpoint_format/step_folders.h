@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,11 +23,6 @@ std::filesystem::path aside_folder(const std::filesystem::path& run, int64_t ste
 /// The steps of a run that have a checkpoint, in rising order. An Error for a step's name that is a link or a
 /// file: Halfstep writes no such thing.
 std::vector<int64_t> checkpoint_steps(const std::filesystem::path& run);
-
-/// Makes a folder and those above it that are missing, durably. One that is there already is made durable as
-/// well: whoever made it may have died before.
-void make_folders(const std::filesystem::path& path);
-void make_folder(const std::filesystem::path& path);
 
 /// Whether retention leaves the checkpoint of a step alone: a file in it says so, "pinned".
 bool is_pinned(const std::filesystem::path& run, int64_t step);
@@ -48,5 +44,23 @@ void remove_leftovers(const std::filesystem::path& run);
 
 /// Removes what is left of a save of this step; a FileError if something stays.
 void remove_aside(const std::filesystem::path& run, int64_t step);
+
+struct Retention {
+  int64_t keep_last = 3;   ///< healthy ones; 0 keeps all
+  int64_t keep_every = 0;  ///< those of steps that are multiples of it stay for ever; 0: none
+  bool keep_best = false;  ///< the one with the lowest score stays
+};
+
+struct KeptCheckpoint {
+  int64_t step = 0;
+  bool healthy = true;
+  std::optional<double> score{};
+  bool pinned = false;
+};
+
+/// Of checkpoints in the order of their steps, those that go. The newest always stays, and so does a pinned
+/// one. One that was saved while the run was in trouble is not among the last: as soon as it is not the
+/// newest any more it goes, and the last healthy ones are still there to go back to.
+std::vector<int64_t> steps_to_remove(const std::vector<KeptCheckpoint>& all, const Retention& retention);
 
 }  // namespace halfstep::files

@@ -13,7 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
-#include "cli/paragraph.h"
+#include "cli/terminal_text.h"
 
 namespace halfstep::cli {
 namespace {

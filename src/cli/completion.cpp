@@ -4,7 +4,6 @@
 #include <iostream>
 
 #include "cli/commands.h"
-#include "cli/manual.h"
 
 namespace halfstep::cli {
 

@@ -15,4 +15,7 @@ std::string fish_completion(const Command& root);
 /// 'it'\''s', as all three shells read it.
 std::string quoted(const std::string& text);
 
+/// As roff, for `man`.
+std::string manual_page(const Command& root);
+
 }  // namespace halfstep::cli

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
-#include "cli/paragraph.h"
+#include "cli/terminal_text.h"
 
 namespace halfstep::cli {
 namespace {

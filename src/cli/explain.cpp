@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "cli/commands.h"
-#include "cli/paragraph.h"
+#include "cli/terminal_text.h"
 
 namespace halfstep::cli {
 namespace {

@@ -12,7 +12,6 @@
 #include <string>
 
 #include "cli/commands.h"
-#include "cli/exit_codes.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "cli/manual.h"
+#include "cli/completion.h"
 
 #include <halfstep/config.h>
 #include <halfstep/run_config.h>

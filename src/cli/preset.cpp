@@ -7,7 +7,6 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
-#include "cli/exit_codes.h"
 
 namespace halfstep::cli {
 namespace {

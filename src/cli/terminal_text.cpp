@@ -1,8 +1,12 @@
 #include "cli/terminal_text.h"
 
+#include <sys/stat.h>
+#include <unistd.h>
 #include <utf8proc.h>
 
 #include <algorithm>
+#include <iostream>
+#include <sstream>
 
 #include "words/utf8.h"
 
@@ -51,6 +55,28 @@ std::vector<std::string> wrapped(std::string_view printable_text, size_t columns
     printable_text.remove_prefix(std::min(printable_text.find_first_not_of(' '), printable_text.size()));
   } while (!printable_text.empty());
   return lines;
+}
+
+void print_paragraph(const std::string& text, int indent) {
+  constexpr size_t kColumns = 80;
+  const std::string margin(indent, ' ');
+  std::string line;
+  std::istringstream words(text);
+  for (std::string word; words >> word;) {
+    if (!line.empty() && indent + line.size() + 1 + word.size() > kColumns) {
+      std::cout << margin << line << "\n";
+      line.clear();
+    }
+    line += (line.empty() ? "" : " ") + word;
+  }
+  std::cout << margin << line << "\n";
+}
+
+void keep_answer_out_of(const std::string& file) {
+  struct stat written{}, output{};
+  if (::stat(file.c_str(), &written) != 0 || ::fstat(STDOUT_FILENO, &output) != 0) return;
+  const bool same = written.st_dev == output.st_dev && written.st_ino == output.st_ino;
+  if (same && !S_ISCHR(output.st_mode)) std::cout.rdbuf(std::cerr.rdbuf());
 }
 
 }  // namespace halfstep::cli

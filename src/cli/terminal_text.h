@@ -15,4 +15,11 @@ size_t columns_of(std::string_view printable_text);
 /// the first begin with `indent` spaces.
 std::vector<std::string> wrapped(std::string_view printable_text, size_t columns, size_t indent);
 
+/// Prints one paragraph in lines of at most 80 columns, each begun with `indent` spaces.
+void print_paragraph(const std::string& text, int indent = 0);
+
+/// Before the answer is printed: where `file` is the standard output itself (`--out /dev/stdout | gzip`), the
+/// answer goes to the standard error, so that whoever reads the file finds nothing else in it.
+void keep_answer_out_of(const std::string& file);
+
 }  // namespace halfstep::cli

@@ -3,9 +3,14 @@
 #include <halfstep/printable.h>
 #include <halfstep/token_file.h>
 #include <halfstep/tokenizer.h>
+
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -13,11 +18,65 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
-#include "cli/paragraph.h"
-#include "cli/progress.h"
+#include "cli/terminal_text.h"
 
 namespace halfstep::cli {
 namespace {
+
+// How far a long command has come, told on the standard error.
+
+/// One line that changes on a terminal; a plain line now and then elsewhere, so that logs stay short.
+class Progress {
+ public:
+  /// `total_bytes` 0: unknown.
+  explicit Progress(uint64_t total_bytes);
+
+  void show(uint64_t bytes, uint64_t tokens);
+  /// Clears the line on a terminal.
+  void finish();
+  double seconds() const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  uint64_t total_bytes_;
+  bool terminal_;
+  bool shown_ = false;
+  Clock::time_point begin_ = Clock::now();
+  Clock::time_point last_ = begin_;
+};
+
+constexpr double kSecondsOnTerminal = 0.2, kSecondsElsewhere = 10;
+
+double since(std::chrono::steady_clock::time_point then) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - then).count();
+}
+
+Progress::Progress(uint64_t total_bytes) : total_bytes_(total_bytes), terminal_(isatty(STDERR_FILENO) == 1) {}
+
+double Progress::seconds() const { return since(begin_); }
+
+void Progress::show(uint64_t bytes, uint64_t tokens) {
+  if (since(last_) < (terminal_ ? kSecondsOnTerminal : kSecondsElsewhere)) return;
+  last_ = Clock::now();
+  shown_ = true;
+  const double done = static_cast<double>(bytes), rate = done / seconds();
+  const char *const begin = terminal_ ? "\r\033[K" : "", *const end = terminal_ ? "" : "\n";
+  if (total_bytes_ == 0) {
+    std::fprintf(stderr, "%stokenize: %.1f MB, %.3g tokens, %.1f MB/s%s", begin, done / 1e6,
+                 static_cast<double>(tokens), rate / 1e6, end);
+  } else {
+    const double total = static_cast<double>(total_bytes_);
+    std::fprintf(stderr, "%stokenize: %.0f%% of %.1f MB, %.3g tokens, %.1f MB/s, %.0f s left%s", begin,
+                 100 * done / total, total / 1e6, static_cast<double>(tokens), rate / 1e6,
+                 std::ceil((total - done) / rate), end);
+  }
+  std::fflush(stderr);
+}
+
+void Progress::finish() {
+  if (terminal_ && shown_) std::fputs("\r\033[K", stderr);
+}
 
 // A part of a text that is read, encoded and written at a time: memory does not grow with the files.
 constexpr size_t kPartBytes = size_t{1} << 20;

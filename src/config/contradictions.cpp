@@ -1,4 +1,4 @@
-#include "config/contradictions.h"
+#include "config/sources.h"
 
 #include <array>
 #include <string>

@@ -2,10 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
-#include "config/contradictions.h"
 #include "config/key_text.h"
 #include "config/sources.h"
+#include "config/toml.h"
 #include "words/names.h"
 
 namespace halfstep {
@@ -154,6 +155,69 @@ ResolvedConfig resolve(const ConfigSources& sources) {
   config::check_size(resolved.config, faults);
   faults.throw_if_any();
   return resolved;
+}
+
+namespace {
+
+std::vector<std::string> texts_of(const ConfigField& field) {
+  if (auto* const* list = std::get_if<std::vector<std::string>*>(&field)) return **list;
+  auto* const* text = std::get_if<std::optional<std::string>*>(&field);
+  return text && **text ? std::vector{***text} : std::vector<std::string>();
+}
+
+}  // namespace
+
+void check_paths(const ResolvedConfig& resolved) {
+  config::Faults faults;
+  RunConfig config = resolved.config;
+  if (config.data.tokenizer == "bytes") config.data.tokenizer.reset();
+  for (const ConfigKey& key : config_keys()) {
+    if (!key.names_file) continue;
+    for (const std::string& path : texts_of(key.field(config))) {
+      std::error_code error;
+      if (!std::filesystem::exists(path, error))
+        faults.add(resolved.origin(key.path), key.path, ": there is no ", in_quotes(path), " in ",
+                   std::filesystem::current_path(error).string(),
+                   ". Paths go by the folder in which the command runs.");
+    }
+  }
+  faults.throw_if_any();
+}
+
+namespace {
+
+using Text = std::optional<std::string>;  // of a value as TOML, if there is one
+
+void add_change(std::vector<std::string>& changes, const std::string& path, const Text& before,
+                const Text& now) {
+  if (before == now) return;
+  const std::string is = now ? " is now " + *now : " is no longer given";
+  changes.push_back(path + is + ", was " + before.value_or("not given"));
+}
+
+Text rule_text(const std::map<std::string, std::string>& rules, const std::string& op) {
+  const auto rule = rules.find(op);
+  return rule == rules.end() ? Text() : config::toml_quoted(rule->second);
+}
+
+}  // namespace
+
+std::vector<std::string> config_changes(RunConfig before, RunConfig now) {
+  std::vector<std::string> changes;
+  for (const ConfigKey& key : config_keys()) {
+    const std::string path(key.path);
+    if (path != config::kOpsPath) {
+      add_change(changes, path, config::toml_text(key.field(before)), config::toml_text(key.field(now)));
+      continue;
+    }
+    std::set<std::string> ops;
+    for (const auto* rules : {&before.precision.ops, &now.precision.ops})
+      for (const auto& [op, rule] : *rules) ops.insert(op);
+    for (const std::string& op : ops)
+      add_change(changes, path + "." + config::toml_key(op), rule_text(before.precision.ops, op),
+                 rule_text(now.precision.ops, op));
+  }
+  return changes;
 }
 
 }  // namespace halfstep

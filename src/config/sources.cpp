@@ -6,8 +6,8 @@
 #include <set>
 
 #include "config/key_text.h"
-#include "words/names.h"
 #include "io/input_file.h"
+#include "words/names.h"
 
 namespace halfstep {
 namespace config {

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <limits>
 
-#include "io/mapped_file.h"
+#include "io/input_file.h"
 
 namespace halfstep::files {
 namespace {

@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "io/file_error.h"
-#include "io/uninterrupted.h"
 
 namespace halfstep::files {
 namespace {
@@ -43,6 +42,20 @@ OutputFile open_aside(const std::filesystem::path& path) {
     } catch (const FileError& error) {
       if (error.code() != EEXIST || i == kMostTries) throw;
     }
+  }
+}
+
+// The folder's own name is durable after this. A process that was killed between mkdir and sync has left that
+// to us. A parent that we may not open, or that cannot be synced, was not made by us.
+void sync_parent(const std::filesystem::path& folder) {
+  std::error_code unknown;
+  const std::filesystem::path resolved = std::filesystem::canonical(folder, unknown);
+  if (unknown) return;
+  try {
+    sync_folder(folder_of(resolved));
+  } catch (const FileError& error) {
+    if (error.code() != EACCES && error.code() != EPERM && error.code() != EINVAL && error.code() != EROFS)
+      throw;
   }
 }
 
@@ -187,6 +200,26 @@ void sync_folder(const std::filesystem::path& folder) {
 
 std::filesystem::path folder_of(const std::filesystem::path& path) {
   return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
+}
+
+void make_folder(const std::filesystem::path& path) {
+  if (::mkdir(path.c_str(), 0755) != 0) throw_file_error("make the folder", path);
+}
+
+void make_folders(const std::filesystem::path& path) {
+  struct stat status{};
+  if (::stat(path.c_str(), &status) == 0) {
+    if (!S_ISDIR(status.st_mode))
+      throw FileError(path.string() + ": is a file, where a folder was expected. Choose another name.",
+                      ENOTDIR);
+    sync_parent(path);
+    return;
+  }
+  if (errno != ENOENT) throw_file_error("look at", path);
+  make_folders(folder_of(path));
+  // Another process may make the same one at the same moment.
+  if (::mkdir(path.c_str(), 0755) != 0 && errno != EEXIST) throw_file_error("make the folder", path);
+  sync_folder(folder_of(path));
 }
 
 }  // namespace halfstep::files

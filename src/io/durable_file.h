@@ -91,6 +91,11 @@ void remove_asides(const std::filesystem::path& folder, const std::vector<std::s
 /// Makes the names in a folder durable.
 void sync_folder(const std::filesystem::path& folder);
 
+/// Makes a folder and those above it that are missing, durably. One that is there already is made durable as
+/// well: whoever made it may have died before.
+void make_folders(const std::filesystem::path& path);
+void make_folder(const std::filesystem::path& path);
+
 /// The folder of a path: "." for a bare name.
 std::filesystem::path folder_of(const std::filesystem::path& path);
 

@@ -8,7 +8,6 @@
 #include <string>
 
 #include "io/file_error.h"
-#include "io/uninterrupted.h"
 
 namespace halfstep::files {
 namespace {

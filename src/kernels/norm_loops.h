@@ -2,7 +2,7 @@
 // local to that file, see avx512.cpp for why.
 #pragma once
 
-#include "kernels/norm_rows.h"
+#include "kernels/kernel_table.h"
 
 namespace halfstep {
 namespace {

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "io/file_error.h"
-#include "io/uninterrupted.h"
 
 namespace halfstep::log {
 

@@ -1,14 +1,50 @@
-// The records of a log as lines.
+// Records as they stand in log.jsonl and log.csv. They are written thousands of times: everything is appended
+// to a buffer that is used again, with std::to_chars.
 #pragma once
 
 #include <halfstep/run_log.h>
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 
-#include "log/log_text.h"
-
 namespace halfstep::log {
+
+void append_integer(std::string& out, int64_t value);
+
+/// The shortest digits that give back the same double. JSON has no NaN and no infinities, and most readers
+/// refuse them: they are NaN, Infinity and -Infinity between `quote`s.
+void append_number(std::string& out, double value, std::string_view quote);
+
+/// To the microsecond.
+void append_seconds(std::string& out, double seconds, std::string_view quote);
+
+/// In quotes; bytes that are not UTF-8 become U+FFFD.
+void append_json_text(std::string& out, std::string_view text);
+
+/// By RFC 4180, as UTF-8. Control characters become spaces, so that a row is a line.
+void append_csv_text(std::string& out, std::string_view text);
+
+/// One object of JSON on one line.
+class JsonLine {
+ public:
+  /// Both come first in every record: the reader of a log that is resumed looks no further.
+  void begin(std::string_view kind, int64_t step);
+  void integer(std::string_view key, int64_t value);
+  void number(std::string_view key, double value);
+  void seconds(std::string_view key, double value);
+  void flag(std::string_view key, bool value);
+  void text(std::string_view key, std::string_view value);
+  void open(std::string_view key);  ///< an object within
+  void close();
+  /// The line, until `begin` is called again.
+  std::string_view end();
+
+ private:
+  void key(std::string_view key);
+
+  std::string line_;
+};
 
 /// The first row of log.csv, with its end of line.
 extern const std::string_view kCsvColumns;

@@ -2,16 +2,127 @@
 // counted.
 #pragma once
 
+#include <halfstep/memory.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <limits>
 #include <mutex>
 #include <set>
-
-#include "memory/address_range.h"
-#include "memory/page_map.h"
-#include "memory/tally.h"
+#include <vector>
 
 namespace halfstep {
+
+class AddressRange {
+ public:
+  /// Reserves this many bytes, or as much of it as the system allows (`ulimit -v`), at least 1 MiB.
+  /// Reserved addresses take neither memory nor any share of what the system promises to programs.
+  explicit AddressRange(std::size_t wanted_bytes);
+  ~AddressRange();
+  AddressRange(const AddressRange&) = delete;
+  AddressRange& operator=(const AddressRange&) = delete;
+
+  std::byte* begin() const { return begin_; }
+  std::size_t reserved_bytes() const { return reserved_bytes_; }
+  std::size_t usable_bytes() const { return usable_bytes_; }
+
+  /// Makes the next bytes after the usable ones usable too. False when the reservation ends there or the
+  /// system refuses.
+  bool extend(std::size_t bytes);
+
+  /// The pages of [first, last) lose their content and their memory; they stay usable. False when the system
+  /// refuses, as it does for pages locked by mlock.
+  static bool give_back(std::byte* first, std::byte* last);
+
+  static constexpr std::size_t kPageBytes = 4096;
+
+ private:
+  std::byte* begin_ = nullptr;
+  std::size_t reserved_bytes_ = 0;
+  std::size_t usable_bytes_ = 0;
+};
+
+class PageMap {
+ public:
+  void grow_to(std::size_t page_count) { words_.resize((page_count + 63) / 64, 0); }
+
+  std::size_t count(std::size_t first, std::size_t last) const {
+    std::size_t found = 0;
+    for_each_word(first, last, [&](std::size_t word, std::uint64_t mask) {
+      found += static_cast<std::size_t>(std::popcount(words_[word] & mask));
+    });
+    return found;
+  }
+
+  void set(std::size_t first, std::size_t last) {
+    for_each_word(first, last, [&](std::size_t word, std::uint64_t mask) { words_[word] |= mask; });
+  }
+
+  void clear(std::size_t first, std::size_t last) {
+    for_each_word(first, last, [&](std::size_t word, std::uint64_t mask) { words_[word] &= ~mask; });
+  }
+
+ private:
+  /// visit(word, bits of it) over the pages first..last-1.
+  template <typename Visit>
+  static void for_each_word(std::size_t first, std::size_t last, Visit visit) {
+    for (std::size_t page = first; page < last;) {
+      const std::size_t bit = page % 64, pages = std::min(last - page, 64 - bit);
+      const std::uint64_t ones = pages == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << pages) - 1;
+      visit(page / 64, ones << bit);
+      page += pages;
+    }
+  }
+
+  std::vector<std::uint64_t> words_;
+};
+
+/// Not thread-safe: its owner holds a lock, so that a breakdown at the peak is one that was.
+class Tally {
+ public:
+  void add(MemoryClass memory_class, std::size_t bytes) {
+    of(live_, memory_class) += bytes;
+    live_.total += bytes;
+    raise_own_peak(memory_class);
+    if (live_.total > at_peak_.total) at_peak_ = live_;
+  }
+
+  void remove(MemoryClass memory_class, std::size_t bytes) {
+    of(live_, memory_class) -= bytes;
+    live_.total -= bytes;
+  }
+
+  /// The total does not move, so neither does its peak.
+  void move(MemoryClass from, MemoryClass to, std::size_t bytes) {
+    of(live_, from) -= bytes;
+    of(live_, to) += bytes;
+    raise_own_peak(to);
+  }
+
+  void reset_peak() { class_peaks_ = at_peak_ = live_; }
+
+  const MemoryAmounts& live() const { return live_; }
+  const MemoryAmounts& at_peak() const { return at_peak_; }
+  MemoryAmounts class_peaks() const {
+    MemoryAmounts peaks = class_peaks_;
+    peaks.total = at_peak_.total;
+    return peaks;
+  }
+
+ private:
+  static std::size_t& of(MemoryAmounts& amounts, MemoryClass memory_class) {
+    return amounts.by_class[static_cast<std::size_t>(memory_class)];
+  }
+  void raise_own_peak(MemoryClass memory_class) {
+    auto& peak = of(class_peaks_, memory_class);
+    peak = std::max(peak, of(live_, memory_class));
+  }
+
+  MemoryAmounts live_, at_peak_, class_peaks_;
+};
 
 struct BlockPoolOptions {
   std::size_t reserved_bytes = std::size_t{1} << 36;

@@ -80,8 +80,7 @@ Activation activation_named(const std::string& name, const char* field) {
     if (known_name == name) return function;
     names += (names.empty() ? "" : ", ") + std::string(known_name);
   }
-  throw Error(
-      detail::concat(field, ": ", in_quotes(name), " is not implemented; these are: ", names, "."));
+  throw Error(detail::concat(field, ": ", in_quotes(name), " is not implemented; these are: ", names, "."));
 }
 
 void draw_initial_values(torch::nn::Module& model, uint64_t seed, double deviation, double of_residual) {

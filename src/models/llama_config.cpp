@@ -3,10 +3,10 @@
 #include <cmath>
 #include <tuple>
 
-#include "words/names.h"
 #include "models/config_fields.h"
 #include "models/configs.h"
 #include "models/layers.h"
+#include "words/names.h"
 
 namespace halfstep {
 namespace {

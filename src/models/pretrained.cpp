@@ -11,12 +11,11 @@
 #include <set>
 
 #include "io/durable_file.h"
-#include "words/names.h"
+#include "io/input_file.h"
 #include "io/json.h"
-#include "io/mapped_file.h"
-#include "checkpoint_format/step_folders.h"
 #include "models/configs.h"
 #include "tensor/faults.h"
+#include "words/names.h"
 
 namespace halfstep {
 namespace {

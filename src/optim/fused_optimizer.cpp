@@ -7,7 +7,6 @@
 #include "optim/optimizer_state.h"
 #include "optim/rules.h"
 #include "tensor/dense.h"
-#include "tensor/dense_grad.h"
 #include "tensor/param_checks.h"
 
 namespace halfstep {

@@ -3,7 +3,7 @@
 
 #include <halfstep/optim.h>
 
-#include "optim/slot.h"
+#include "optim/rules.h"
 
 namespace halfstep::optim {
 

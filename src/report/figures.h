@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "report/report.h"
+#include "report/run_report.h"
 #include "report/thin.h"
 
 namespace halfstep::report {

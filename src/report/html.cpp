@@ -4,10 +4,10 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "words/numbers.h"
-#include "words/names.h"
-#include "words/utf8.h"
 #include "report/page_parts.h"
+#include "words/names.h"
+#include "words/numbers.h"
+#include "words/utf8.h"
 
 namespace halfstep::report {
 namespace {

@@ -1,14 +1,251 @@
 #include "report/plot.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <limits>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
-#include "report/curves.h"
 #include "report/html.h"
+#include "report/thin.h"
 #include "words/numbers.h"
 
 namespace halfstep::report {
+namespace {
+
+// What is drawn inside a plot, as paths of SVG.
+
+using Columns = std::vector<Column>;
+
+inline constexpr double kSide = 1000;  ///< of the SVG's square, which the page stretches
+
+/// To a tenth of a unit, which is below a fifth of a pixel.
+std::string coordinate(double value) {
+  char text[32];
+  const auto end = std::to_chars(text, text + sizeof text, std::round(value * 10) / 10).ptr;
+  return {text, end};
+}
+
+/// Of the curve and of its key in the legend: "line c1".
+std::string style_class(const Series& series) {
+  const char* const drawn = series.drawn == Drawn::Faint  ? "faint"
+                            : series.drawn == Drawn::Dots ? "dots"
+                            : series.drawn == Drawn::Area ? "area"
+                                                          : "line";
+  return std::string(drawn) + " c" + std::to_string(series.colour);
+}
+
+class Canvas {
+ public:
+  Canvas(Axis steps, Axis values) : steps_(std::move(steps)), values_(std::move(values)) {}
+
+  const Axis& steps() const { return steps_; }
+  const Axis& values() const { return values_; }
+  double x(double step) const { return kSide * steps_.place(step); }
+  double y(double value) const { return kSide * (1 - values_.place(value)); }
+  std::string at(double step, double value) const { return coordinate(x(step)) + " " + coordinate(y(value)); }
+
+ private:
+  Axis steps_, values_;
+};
+
+constexpr double kMarkHeight = 45;
+
+std::string path_element(const Series& series, const std::string& d) {
+  return "<path class=\"" + style_class(series) + "\" d=\"" + d + "\"/>\n";
+}
+
+/// First, least, greatest and last of each column in the order of their steps, each once.
+std::vector<Point> corners(const Column& column) {
+  std::vector<Point> points = {column.first, column.least, column.greatest, column.last};
+  std::ranges::sort(points, {}, &Point::step);
+  const auto same = [](Point a, Point b) { return a.step == b.step; };
+  points.erase(std::unique(points.begin(), points.end(), same), points.end());
+  return points;
+}
+
+std::string line_path(const Canvas& canvas, const Series& series, const Columns& columns) {
+  std::string d;
+  bool pen_down = false;
+  for (const Column& column : columns) {
+    if (column.finite == 0) {
+      pen_down = false;
+      continue;
+    }
+    for (const Point& point : corners(column)) {
+      if (!canvas.values().holds(point.value)) continue;
+      const bool dot = series.drawn == Drawn::Dots;
+      d += (pen_down && !dot ? "L" : "M") + canvas.at(static_cast<double>(point.step), point.value);
+      if (!pen_down || dot) d += "h0";  // round ends make a dot of it, should it stand alone
+      pen_down = true;
+    }
+  }
+  return path_element(series, d);
+}
+
+/// The areas of all series, each on top of the one before.
+std::string area_paths(const Canvas& canvas, const std::vector<Series>& series,
+                       const std::vector<Columns>& columns) {
+  std::string html;
+  std::vector<double> floor(columns.front().size(), 0.0);
+  for (size_t i = 0; i < series.size(); ++i) {
+    std::string d, back;
+    for (size_t k = 0; k < floor.size(); ++k) {
+      const Column& column = columns[i][k];
+      const double step = 0.5 * static_cast<double>(column.first_step + column.last_step);
+      back.insert(0, "L" + canvas.at(step, floor[k]));
+      floor[k] += column.finite > 0 ? column.mean : 0.0;
+      d += (k == 0 ? "M" : "L") + canvas.at(step, floor[k]);
+    }
+    html += path_element(series[i], d + back + "Z");
+  }
+  return html;
+}
+
+/// Level lines at the ticks, and the plot's own.
+std::string grid(const Canvas& canvas, const Plot& plot) {
+  std::string d, resumed, guides;
+  for (const Tick& tick : canvas.values().ticks) d += "M0 " + coordinate(canvas.y(tick.value)) + "H1000";
+  for (const int64_t step : plot.resumed_after)
+    resumed += "M" + coordinate(canvas.x(static_cast<double>(step))) + " 0V1000";
+  for (const double value : plot.guides) guides += "M0 " + coordinate(canvas.y(value)) + "H1000";
+  std::string html = "<path class=\"grid\" d=\"" + d + "\"/>\n";
+  if (!resumed.empty()) html += "<path class=\"resumed\" d=\"" + resumed + "\"/>\n";
+  if (!guides.empty()) html += "<path class=\"resumed\" d=\"" + guides + "\"/>\n";
+  return html;
+}
+
+/// Bars at an edge, one for each row of neighbouring columns that have such a step: at least a stroke wide.
+std::string bars(const Canvas& canvas, std::string_view css, const std::vector<int64_t>& steps, bool at_top) {
+  constexpr double kColumn = kSide / static_cast<double>(kMostColumns);
+  const std::string inner = coordinate(at_top ? kMarkHeight : kSide - kMarkHeight),
+                    edge = at_top ? "0" : "1000";
+  std::string d;
+  for (size_t i = 0; i < steps.size();) {
+    const double begin = canvas.x(static_cast<double>(steps[i]));
+    double end = begin;
+    for (; i < steps.size() && canvas.x(static_cast<double>(steps[i])) - end <= kColumn; ++i)
+      end = canvas.x(static_cast<double>(steps[i]));
+    d += "M" + coordinate(begin) + " " + edge + "V" + inner + "H" + coordinate(end) + "V" + edge + "Z";
+  }
+  return "<path class=\"" + std::string(css) + "\" d=\"" + d + "\"/>\n";
+}
+
+/// 1, 2 or 5 times a power of ten: at most `most` of them fit into the range.
+double round_spacing(double range, int most) {
+  const double least = range / most;
+  const double power = std::pow(10.0, std::floor(std::log10(least)));
+  for (const double factor : {1.0, 2.0, 5.0})
+    if (factor * power >= least * (1 - 1e-9)) return factor * power;
+  return 10.0 * power;
+}
+
+std::string label_of(double value, double spacing) {
+  if (std::abs(value) < spacing * 1e-6) return "0";
+  // As many digits as tell one tick from the next.
+  const int needed = static_cast<int>(std::floor(std::log10(std::abs(value)) + 1e-9) -
+                                      std::floor(std::log10(spacing) + 1e-9)) +
+                     1;
+  const int shown = std::clamp(needed, 1, 12);
+  return std::abs(value) >= 10000 ? with_suffix(value, shown) : short_digits(value, shown);
+}
+
+std::vector<Tick> linear_ticks(double low, double high, double spacing) {
+  std::vector<Tick> ticks;
+  for (double i = std::ceil(low / spacing - 1e-9); i * spacing <= high + spacing * 1e-9; ++i)
+    ticks.push_back({.value = i * spacing, .label = label_of(i * spacing, spacing)});
+  return ticks;
+}
+
+std::string power_label(int base, int exponent) {
+  return std::to_string(base) + "<sup>" + (exponent < 0 ? "−" : "") + std::to_string(std::abs(exponent)) +
+         "</sup>";
+}
+
+std::string decade_label(int exponent) {
+  return exponent >= -3 && exponent <= 4 ? short_digits(std::pow(10.0, exponent), 6)
+                                         : power_label(10, exponent);
+}
+
+Axis log10_axis(double low, double high) {
+  constexpr int kMostTicks = 6;
+  Axis axis{.kind = AxisKind::Log10, .low = low / 1.1, .high = high * 1.1};
+  if (high / low < 6) {  // 1, 2, 5, 10 would leave a tick or two
+    axis.ticks = linear_ticks(axis.low, axis.high, round_spacing(axis.high - axis.low, 6));
+    return axis;
+  }
+  const int first = static_cast<int>(std::floor(std::log10(axis.low)));
+  const int last = static_cast<int>(std::floor(std::log10(axis.high)));
+  const int every = (last - first) / kMostTicks + 1;
+  for (int exponent = first; exponent <= last; exponent += every) {
+    const double power = std::pow(10.0, exponent);
+    for (const double factor : {1.0, 2.0, 5.0}) {
+      if (factor > 1 && axis.high / axis.low > 300) break;
+      const double value = factor * power;
+      if (value < axis.low || value > axis.high) continue;
+      axis.ticks.push_back(
+          {.value = value, .label = factor > 1 ? short_digits(value, 1) : decade_label(exponent)});
+    }
+  }
+  return axis;
+}
+
+Axis log2_axis(double low, double high) {
+  constexpr int kMostTicks = 6;
+  const int first = static_cast<int>(std::floor(std::log2(low))),
+            last = static_cast<int>(std::ceil(std::log2(high)));
+  Axis axis{.kind = AxisKind::Log2, .low = std::ldexp(1.0, first) / 1.5, .high = std::ldexp(1.0, last) * 1.5};
+  const int every = (last - first) / kMostTicks + 1;
+  for (int exponent = first + ((-first % every) + every) % every; exponent <= last; exponent += every)
+    axis.ticks.push_back({.value = std::ldexp(1.0, exponent), .label = power_label(2, exponent)});
+  return axis;
+}
+
+}  // namespace
+
+double Axis::place(double value) const {
+  if (kind == AxisKind::Linear) return (value - low) / (high - low);
+  return std::log(value / low) / std::log(high / low);
+}
+
+bool Axis::holds(double value) const {
+  return std::isfinite(value) && (kind == AxisKind::Linear || value > 0);
+}
+
+Axis axis_around(AxisKind kind, double low, double high, bool from_zero) {
+  constexpr int kMostSpaces = 5;
+  if (kind == AxisKind::Log10) return log10_axis(low, high);
+  if (kind == AxisKind::Log2) return log2_axis(low, high);
+  if (from_zero) {
+    low = std::min(low, 0.0);
+    high = std::max(high, 0.0);
+  }
+  // A constant gets room around it, so that it is a line and not an edge.
+  if (high - low <= 1e-12 * std::max(std::abs(low), std::abs(high))) {
+    const double room = high == 0 ? 1.0 : std::abs(high) * 0.1;
+    high += room;
+    if (!from_zero) low -= room;
+  }
+  const double spacing = round_spacing(high - low, kMostSpaces);
+  // The last tick below or above the values, whichever wastes less than a third of a space.
+  const double margin = 0.04 * (high - low);
+  Axis axis{.low = from_zero && low == 0 ? 0.0 : low - margin,
+            .high = from_zero && high == 0 ? 0.0 : high + margin};
+  axis.ticks = linear_ticks(axis.low, axis.high, spacing);
+  return axis;
+}
+
+Axis axis_of_steps(double first, double last) {
+  constexpr int kMostSpaces = 6;
+  Axis axis{.low = first, .high = last > first ? last : first + 1};
+  const double spacing = std::max(1.0, round_spacing(axis.high - axis.low, kMostSpaces));
+  axis.ticks = linear_ticks(axis.low, axis.high, spacing);
+  return axis;
+}
+
 namespace {
 
 std::string key(const std::string& classes, const std::string& name, bool has_value) {

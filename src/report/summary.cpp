@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "words/names.h"
-#include "report/report.h"
 #include "report/figures.h"
+#include "report/run_report.h"
+#include "words/names.h"
 #include "words/numbers.h"
 
 namespace halfstep {

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "words/names.h"
 #include "io/json.h"
+#include "words/names.h"
 
 namespace halfstep::files {
 namespace {

@@ -3,6 +3,7 @@
 
 #include <halfstep/safetensors.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -25,5 +26,14 @@ SafetensorsIndex parse_safetensors_index(std::string_view text, std::string_view
 
 /// The same as text. `total_bytes` is what all tensors take together.
 std::string safetensors_index_text(const SafetensorsIndex& index, uint64_t total_bytes);
+
+inline constexpr std::string_view kIndexName = "model.safetensors.index.json";
+inline constexpr std::string_view kSingleName = "model.safetensors";
+
+/// "model-00001-of-00003.safetensors" for shard 0 of 3.
+std::string shard_name(size_t shard, size_t shard_count);
+
+/// Whether a name is one that `shard_name` gives.
+bool is_shard_name(std::string_view name);
 
 }  // namespace halfstep::files

@@ -6,9 +6,8 @@
 
 #include <map>
 
-#include "scaling/grads.h"
 #include "scaling/scaler_state.h"
-#include "scaling/skip_limit.h"
+#include "scaling/unscaling.h"
 
 namespace halfstep {
 namespace {

@@ -1,9 +1,11 @@
 // Tensors as the raw arrays that the kernels take, and the walk over many of them by many threads.
 #pragma once
 
+#include <halfstep/formats.h>
+#include <halfstep/params.h>
+
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
-#include <halfstep/formats.h>
 
 #include <algorithm>
 #include <atomic>
@@ -48,5 +50,12 @@ inline void* address_of(void* array, int64_t element, std::size_t element_bytes)
 inline const void* address_of(const void* array, int64_t element, std::size_t element_bytes) {
   return array ? static_cast<const char*>(array) + element * static_cast<int64_t>(element_bytes) : nullptr;
 }
+
+/// An Error by name for a gradient that the kernels cannot read: sparse, FP64, another shape or device.
+void check_grad(const Param& param, const at::Tensor& grad);
+
+/// The gradient itself where it is laid out as the working copy, else a copy that is. LibTorch's own fused
+/// optimizers read a transposed gradient as if it were not (2.13; tests/optim/layout_test.cpp).
+at::Tensor grad_laid_out_as(const at::Tensor& working, const at::Tensor& grad);
 
 }  // namespace halfstep

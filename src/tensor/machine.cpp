@@ -12,8 +12,7 @@
 
 #include "base/cpu_features.h"
 #include "kernels/dispatch.h"
-#include "tensor/cuda_driver.h"
-#include "tensor/precision_support.h"
+#include "tensor/machine_probes.h"
 
 namespace halfstep {
 namespace {

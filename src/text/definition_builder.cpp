@@ -4,13 +4,11 @@
 
 #include <algorithm>
 
-#include "words/names.h"
 #include "text/byte_alphabet.h"
+#include "words/names.h"
 
 namespace halfstep::text {
 namespace {
-
-using in_quotes;
 
 // Beyond any vocabulary in use (the largest have 262,144), so that a stranger's file cannot ask for all
 // memory.

@@ -27,8 +27,8 @@ class Place {
   void expect_keys(std::initializer_list<std::string_view> known) const {
     HALFSTEP_CHECK(value_.is_object(), where_, ": is ", value_.type_name(), ", expected an object.");
     for (const auto& [key, unused] : value_.items())
-      HALFSTEP_CHECK(std::ranges::find(known, key) != known.end(), where_, ": the key ",
-                     in_quotes(key), " is not known to this Halfstep.");
+      HALFSTEP_CHECK(std::ranges::find(known, key) != known.end(), where_, ": the key ", in_quotes(key),
+                     " is not known to this Halfstep.");
   }
   bool has(const char* key) const { return value_.is_object() && value_.contains(key); }
   Place at(const char* key) const {
@@ -64,8 +64,8 @@ class Place {
   }
   void expect_nothing(const char* key) const {
     const nlohmann::json& value = at(key).value();
-    HALFSTEP_CHECK(value.is_null() || value == "" || value == 0, way_to(key), ": ",
-                   in_quotes(value.dump()), " is not known to this Halfstep; null is.");
+    HALFSTEP_CHECK(value.is_null() || value == "" || value == 0, way_to(key), ": ", in_quotes(value.dump()),
+                   " is not known to this Halfstep; null is.");
   }
   [[noreturn]] void refuse_type(std::string_view known) const {
     detail::throw_error(detail::concat(where_, ": the type ", in_quotes(at("type").text()),

@@ -3,16 +3,15 @@
 
 #include <algorithm>
 
-#include "words/names.h"
+#include "io/input_file.h"
 #include "io/json.h"
-#include "io/mapped_file.h"
 #include "text/definition_builder.h"
 #include "text/json_place.h"
+#include "words/names.h"
 
 namespace halfstep::text {
 namespace {
 
-using in_quotes;
 using nlohmann::json;
 
 // Encoding goes one call deeper for each. Tokenizers in use have up to four.

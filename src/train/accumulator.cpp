@@ -6,7 +6,6 @@
 
 #include "kernels/update.h"
 #include "tensor/dense.h"
-#include "tensor/dense_grad.h"
 #include "tensor/faults.h"
 
 namespace halfstep::train {

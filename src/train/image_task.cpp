@@ -8,8 +8,8 @@
 #include <halfstep/error.h>
 #include <halfstep/models.h>
 
-#include "words/numbers.h"
 #include "train/tasks.h"
+#include "words/numbers.h"
 
 namespace halfstep::train {
 namespace {

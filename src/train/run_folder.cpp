@@ -11,8 +11,8 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "io/durable_file.h"
 #include "checkpoint_format/step_folders.h"
+#include "io/durable_file.h"
 
 namespace halfstep::train {
 namespace {

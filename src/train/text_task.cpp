@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <fstream>
 
-#include "words/numbers.h"
 #include "train/tasks.h"
 #include "train/token_sources.h"
+#include "words/numbers.h"
 
 namespace halfstep::train {
 namespace {

@@ -10,9 +10,8 @@
 #include <span>
 
 #include "io/durable_file.h"
-#include "io/mapped_file.h"
+#include "io/input_file.h"
 #include "io/sha256.h"
-#include "checkpoint_format/step_folders.h"
 
 namespace halfstep::train {
 namespace {

@@ -13,7 +13,7 @@
 #include "train/tasks.h"
 #include "train/trace.h"
 #include "train/training.h"
-#include "train/watchdog.h"
+#include "train/watches.h"
 
 namespace halfstep {
 namespace {

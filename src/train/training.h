@@ -11,8 +11,8 @@
 #include <limits>
 #include <memory>
 
-#include "train/divergence_watch.h"
-#include "train/run_optimizer.h"
+#include "train/choices.h"
+#include "train/watches.h"
 
 namespace halfstep::train {
 

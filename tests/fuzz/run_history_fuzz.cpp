@@ -1,6 +1,6 @@
 // A log that is read gives a page of bounded size with no markup of the log's own; a run compared with itself
 // is never different. The input is log.jsonl; what stands behind a line "#second" is the log of another run.
-#include "report/report.h"
+#include "report/run_report.h"
 
 #include <optional>
 #include <string>

@@ -7,8 +7,8 @@
 #include <cstring>
 #include <string>
 
-#include "safetensors/safetensors_header.h"
 #include "fuzz/fuzz_target.h"
+#include "safetensors/safetensors_header.h"
 
 namespace halfstep {
 namespace {

@@ -1,8 +1,8 @@
 // An index that is read names only files beside it, and written again gives the same index.
 #include <filesystem>
 
-#include "safetensors/safetensors_index.h"
 #include "fuzz/fuzz_target.h"
+#include "safetensors/safetensors_index.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace halfstep;

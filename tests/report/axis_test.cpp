@@ -1,4 +1,4 @@
-#include "report/axis.h"
+#include "report/plot.h"
 
 #include <gtest/gtest.h>
 

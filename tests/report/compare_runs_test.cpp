@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "report/report.h"
+#include "report/run_report.h"
 #include "report/synthetic_run.h"
 #include "support/error_of.h"
 

@@ -1,7 +1,7 @@
 // Logs that were made, or damaged, to take all time, memory or disk.
 #include <gtest/gtest.h>
 #include <halfstep/error.h>
-#include "report/report.h"
+#include "report/run_report.h"
 
 #include <nlohmann/json.hpp>
 

@@ -7,7 +7,7 @@
 #include <cstdio>
 #include <map>
 
-#include "report/report.h"
+#include "report/run_report.h"
 #include "report/synthetic_run.h"
 #include "support/python.h"
 #include "support/sanitized.h"

@@ -7,7 +7,7 @@
 #include <limits>
 
 #include "log/records.h"
-#include "report/report.h"
+#include "report/run_report.h"
 #include "report/synthetic_run.h"
 #include "support/error_of.h"
 #include "support/scratch.h"

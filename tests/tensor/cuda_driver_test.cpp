@@ -1,4 +1,4 @@
-#include "tensor/cuda_driver.h"
+#include "tensor/machine_probes.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "tensor/precision_support.h"
+#include "tensor/machine_probes.h"
 
 #include <gtest/gtest.h>
 

@@ -7,9 +7,8 @@
 #include <random>
 #include <thread>
 
-#include "train/divergence_watch.h"
 #include "train/trainer_fixture.h"
-#include "train/watchdog.h"
+#include "train/watches.h"
 
 namespace halfstep {
 namespace {
