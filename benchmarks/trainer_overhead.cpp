@@ -72,9 +72,10 @@ clip_norm = 1.0
 [train]
 seed = 5
 )";
-  return halfstep::resolve({.file = halfstep::ConfigText{.name = "trainer_overhead", .text = text},
-                            .set = {"data.train=" + tokens.string(), "train.steps=" + std::to_string(steps),
-                                    "train.threads=" + std::to_string(threads), "log.every=2"}});
+  return halfstep::resolve_config(
+      {.file = halfstep::ConfigText{.name = "trainer_overhead", .text = text},
+       .set = {"data.train=" + tokens.string(), "train.steps=" + std::to_string(steps),
+               "train.threads=" + std::to_string(threads), "log.every=2"}});
 }
 
 /// The loop that a user of the library writes.

@@ -97,7 +97,7 @@ int main(int argc, char** argv) try {
                                   "train.steps=400", "train.evaluate_every=200", "train.threads=2"};
   set.insert(set.end(), argv + 2, argv + argc);
   torch::manual_seed(1);  // the weights that the model begins with
-  halfstep::Trainer trainer(std::make_unique<Clothes>(), halfstep::resolve({.set = set}), argv[1]);
+  halfstep::Trainer trainer(std::make_unique<Clothes>(), halfstep::resolve_config({.set = set}), argv[1]);
   Screen screen;
   const halfstep::RunEnd end = trainer.run(screen, stop);
   return end.outcome == halfstep::RunOutcome::Done || end.outcome == halfstep::RunOutcome::Interrupted ? 0

@@ -63,7 +63,7 @@ class StepBack {
  public:
   explicit StepBack(Format format) : format_(format), values_(std::size_t{1} << (traits(format).bits - 1)) {
     for (std::uint32_t code = 0; code < values_.size(); ++code)
-      values_[code] = std::bit_cast<std::uint32_t>(decode(code, format));  // ordered as the numbers are
+      values_[code] = std::bit_cast<std::uint32_t>(decode_float(code, format));  // ordered as the numbers are
   }
 
   void operator()(Range range, void* codes) const {

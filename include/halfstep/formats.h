@@ -164,15 +164,15 @@ struct StochasticKey {
 
 /// The code of `value`. E8M0 is refused: a block scale is chosen by e8m0_floor or e8m0_ceil. Stochastic
 /// rounding is refused: it needs a key, see encode_stochastic.
-HALFSTEP_API std::uint32_t encode(float value, Format format, CastMode mode = {});
+HALFSTEP_API std::uint32_t encode_float(float value, Format format, CastMode mode = {});
 
 /// The code of element number `element` of the tensor that `key` names. `mode.rounding` must be Stochastic.
-HALFSTEP_API std::uint32_t encode_stochastic(float value, Format format, CastMode mode, StochasticKey key,
-                                             std::uint64_t element);
+HALFSTEP_API std::uint32_t encode_float_stochastic(float value, Format format, CastMode mode,
+                                                   StochasticKey key, std::uint64_t element);
 
 /// The value of a code, exact. Every NaN code gives FP32's quiet NaN without payload, sign kept where the
 /// format's NaN has one. Bits above the format's width are refused.
-HALFSTEP_API float decode(std::uint32_t code, Format format);
+HALFSTEP_API float decode_float(std::uint32_t code, Format format);
 
 /// The E8M0 code of the largest power of two that is not above `value`, or of the smallest that is not below.
 /// Zero and everything below 2^-127 give 2^-127 (code 0); ceil above 2^127 gives 2^127, the largest there is.

@@ -20,7 +20,7 @@ namespace halfstep {
 /// What `halfstep train` carries out. docs/configuration.md tells each key; an optional without a value
 /// leaves the choice to the part that it configures ("if not given" in that page).
 ///
-/// Words ("bf16", "cosine") are text here. Those in a value from resolve() are among ConfigKey::words.
+/// Words ("bf16", "cosine") are text here. Those in a value from resolve_config() are among ConfigKey::words.
 struct RunConfig {
   struct Model {
     std::optional<std::string> kind{};  ///< gpt2, llama, resnet18, own
@@ -182,7 +182,7 @@ struct ResolvedConfig {
 /// Puts the sources together. Throws an Error that lists every fault, each with its file and line, variable
 /// or flag and what to write instead: unknown keys, wrong types, numbers out of range, options that
 /// contradict each other. Looks at no file.
-[[nodiscard]] HALFSTEP_API ResolvedConfig resolve(const ConfigSources& sources);
+[[nodiscard]] HALFSTEP_API ResolvedConfig resolve_config(const ConfigSources& sources);
 
 /// Throws an Error that lists every file and folder which the configuration names and which is not there.
 HALFSTEP_API void check_paths(const ResolvedConfig& resolved);
@@ -190,8 +190,8 @@ HALFSTEP_API void check_paths(const ResolvedConfig& resolved);
 /// What differs, a sentence for each key: "optimizer.lr is now 0.5, was 3e-4".
 [[nodiscard]] HALFSTEP_API std::vector<std::string> config_changes(RunConfig before, RunConfig now);
 
-/// The whole configuration as TOML, from which resolve() makes the same one. With the origin of each value as
-/// a comment behind it, or without.
+/// The whole configuration as TOML, from which resolve_config() makes the same one. With the origin of each
+/// value as a comment behind it, or without.
 HALFSTEP_API std::string to_toml(const ResolvedConfig& resolved, bool with_origins);
 
 }  // namespace halfstep

@@ -35,7 +35,7 @@ struct TrainerOptions {
 /// One training run in one folder.
 ///
 ///     halfstep::install_cpu_allocator();
-///     halfstep::Trainer trainer(halfstep::resolve({.preset = "tiny"}), "runs/first");
+///     halfstep::Trainer trainer(halfstep::resolve_config({.preset = "tiny"}), "runs/first");
 ///     std::atomic<bool> stop = false;            // a signal handler may set it
 ///     const halfstep::RunEnd end = trainer.run(watcher, stop);
 ///
@@ -52,7 +52,7 @@ class HALFSTEP_API Trainer {
  public:
   Trainer(const ResolvedConfig& resolved, const std::filesystem::path& folder, TrainerOptions options = {});
   /// With a model, a loss and batches of your own (halfstep/task.h); model.kind is "own" then:
-  /// halfstep::resolve({.set = {"model.kind=own", "train.steps=1000", "precision.compute=bf16"}}).
+  /// halfstep::resolve_config({.set = {"model.kind=own", "train.steps=1000", "precision.compute=bf16"}}).
   Trainer(std::unique_ptr<Task> task, const ResolvedConfig& resolved, const std::filesystem::path& folder,
           TrainerOptions options = {});
   ~Trainer();

@@ -86,7 +86,7 @@ void inspect(const Request& request) {
   if (!request.json) return print_plain(summary);
   ordered_json answer = json_of(summary);
   answer["steps"] = steps_in(request);
-  std::cout << answer.dump(2) << "\n";
+  print_answer(answer);
 }
 
 void list(const Request& request) {
@@ -120,13 +120,13 @@ void list(const Request& request) {
     std::cout << std::setw(22) << (one.healthy ? "yes" : "NO") << std::setw(8) << (one.pinned ? "yes" : "")
               << "\n";
   }
-  if (request.json) std::cout << all.dump(2) << "\n";
+  if (request.json) print_answer(all);
 }
 
 void remove(const Request& request) {
   remove_checkpoint(request.folder, request.step);
   if (request.json)
-    std::cout << ordered_json{{"removed", request.step}}.dump() << "\n";
+    print_answer(ordered_json{{"removed", request.step}});
   else
     std::cout << "the checkpoint of step " << request.step << " is removed\n";
 }
@@ -134,7 +134,7 @@ void remove(const Request& request) {
 void pin(const Request& request, bool pinned) {
   pin_checkpoint(request.folder, request.step, pinned);
   if (request.json)
-    std::cout << ordered_json{{"step", request.step}, {"pinned", pinned}}.dump() << "\n";
+    print_answer(ordered_json{{"step", request.step}, {"pinned", pinned}});
   else
     std::cout << "the checkpoint of step " << request.step
               << (pinned ? " stays until it is unpinned\n" : " is no longer pinned\n");
@@ -162,7 +162,7 @@ void verify(const Request& request) {
     std::cout << "step " << step << ": " << (faults.empty() ? "whole" : "DAMAGED") << "\n";
     for (const std::string& fault : faults) std::cout << "  " << shown(fault) << "\n";
   }
-  if (request.json) std::cout << answer.dump(2) << "\n";
+  if (request.json) print_answer(answer);
   std::cout.flush();
   HALFSTEP_CHECK(damaged == 0, request.folder, ": ", damaged, " of ", verified, " checkpoints damaged.");
 }
@@ -216,7 +216,7 @@ void run_export(const Request& request) {
   const int64_t step = step_of(request);
   const size_t tensors = export_tensors(request, step);
   if (request.json)
-    std::cout << ordered_json{{"step", step}, {"file", request.output}, {"tensors", tensors}}.dump(2) << "\n";
+    print_answer(ordered_json{{"step", step}, {"file", request.output}, {"tensors", tensors}});
   else
     std::cout << shown(request.output) << ": " << tensors << " tensors of step " << step << "\n";
 }

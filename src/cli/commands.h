@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <string>
 
@@ -53,6 +54,9 @@ auto about_files(Function function) {
     throw ExitWith(kFiles, error.what());
   }
 }
+
+/// The answer of `--json`.
+void print_answer(const nlohmann::ordered_json& answer);
 
 /// A count in decimal digits, also as it stands in a folder's name: 000000100. CLI11 would read that as
 /// octal.

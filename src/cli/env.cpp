@@ -66,7 +66,7 @@ void print_json(const Machine& machine) {
                                {"torch", json_of(machine.torch)},
                                {"cuda", json_of(machine.cuda)},
                                {"warnings", machine.warnings}};
-  std::cout << answer.dump(2) << "\n";
+  print_answer(answer);
 }
 
 void print_line(const std::string& name, const std::string& text) {

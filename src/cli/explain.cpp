@@ -44,7 +44,7 @@ void print_json(const Rows& rows) {
                       {"stock_cpu", to_string(row.stock_cpu)},
                       {"stock_cuda", to_string(row.stock_cuda)},
                       {"reason", row.reason}});
-  std::cout << answer.dump(2) << "\n";
+  print_answer(answer);
 }
 
 // Operations that share a reason are told together, the reason once.

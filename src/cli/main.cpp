@@ -10,15 +10,40 @@
 #include <iostream>
 #include <sstream>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "cli/commands.h"
+#include "words/names.h"
+
+namespace halfstep::cli {
+
+void print_answer(const nlohmann::ordered_json& answer) {
+  std::cout << printable_json(answer.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace))
+            << "\n";
+}
+
+}  // namespace halfstep::cli
 
 namespace {
 
 using namespace halfstep::cli;
 
+/// A message has lines of its own; what somebody gave us on the command line or in the environment has none,
+/// should the message repeat it.
+std::string in_one_line(std::string message, std::string_view given) {
+  if (given.find('\n') == given.npos) return message;
+  const std::string shown = halfstep::printable(given, halfstep::Unprintable::Escaped);
+  for (size_t at = 0; (at = message.find(given, at)) != message.npos; at += shown.size())
+    message.replace(at, given.size(), shown);
+  return message;
+}
+
+std::vector<std::string_view> all_given;  // arguments and the environment
+
 // Whatever names of files and from files a message repeats; its own line ends stay.
-std::string printable_lines(const std::string& message) {
+std::string printable_lines(std::string message) {
+  for (const std::string_view given : all_given) message = in_one_line(std::move(message), given);
   std::istringstream in(message);
   std::string lines;
   for (std::string line; std::getline(in, line);)
@@ -77,6 +102,9 @@ int failed(int code, const char* message) {
 
 int main(int argc, char** argv) {
   open_standard_descriptors();
+  all_given.assign(argv, argv + argc);
+  for (char** variable = environ; *variable; ++variable)
+    all_given.push_back(std::string_view(*variable).substr(std::string_view(*variable).find('=') + 1));
   try {
     halfstep::install_cpu_allocator();  // before the first tensor
     return run(argc, argv);

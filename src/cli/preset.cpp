@@ -16,7 +16,7 @@ void list(bool json) {
     auto presets = nlohmann::ordered_json::array();
     for (const ConfigPreset& preset : config_presets())
       presets.push_back({{"name", preset.name}, {"summary", preset.summary}});
-    std::cout << presets.dump(2) << "\n";
+    print_answer(presets);
     return;
   }
   size_t widest = 0;
@@ -29,7 +29,7 @@ void list(bool json) {
 void show(const std::string& name) {
   ResolvedConfig resolved;
   try {
-    resolved = resolve({.preset = name});
+    resolved = resolve_config({.preset = name});
   } catch (const Error& error) {
     throw ExitWith(kUsage, error.what());
   }

@@ -110,7 +110,7 @@ void write_report(const Request& request) {
   if (request.json) {
     ordered_json answer = {{"run", run.name}, {"page", path}, {"bytes", page.size()}};
     answer.update(json_of(summary));
-    std::cout << answer.dump(2, ' ', false, ordered_json::error_handler_t::replace) << "\n";
+    print_answer(answer);
     return;
   }
   std::cout << printable(path, Unprintable::Escaped) << "\n\n";
@@ -207,7 +207,7 @@ void compare(const CompareRequest& request) {
   if (request.json) {
     ordered_json answer = json_of(comparison);
     if (!request.html.empty()) answer["page"] = request.html;
-    std::cout << answer.dump(2, ' ', false, ordered_json::error_handler_t::replace) << "\n";
+    print_answer(answer);
     return;
   }
   print_paragraph(printable(comparison.sentence, Unprintable::Replaced));

@@ -159,8 +159,8 @@ void encode_input(const std::string& input, const Tokenizer& tokenizer, TokenFil
   encode_document(file, input, tokenizer, out, totals, progress);
 }
 
-void print_answer(const Request& request, const Totals& totals, const TokenFileWriter& out,
-                  TokenFormat format, int64_t vocabulary_size, double seconds, bool json) {
+void tell(const Request& request, const Totals& totals, const TokenFileWriter& out, TokenFormat format,
+          int64_t vocabulary_size, double seconds, bool json) {
   const double megabytes_per_second = static_cast<double>(totals.bytes) / 1e6 / seconds;
   if (json) {
     const nlohmann::ordered_json answer = {{"out", request.out},
@@ -172,7 +172,7 @@ void print_answer(const Request& request, const Totals& totals, const TokenFileW
                                            {"vocabulary_size", vocabulary_size},
                                            {"seconds", seconds},
                                            {"mb_per_s", megabytes_per_second}};
-    std::cout << answer.dump(2) << "\n";
+    print_answer(answer);
     return;
   }
   std::cout << printable(request.out, Unprintable::Escaped) << ": " << out.size() << " tokens ("
@@ -202,7 +202,7 @@ void run(const Request& request, bool json) {
   }
   out.commit();
   progress.finish();
-  print_answer(request, totals, out, format, vocabulary_size, progress.seconds(), json);
+  tell(request, totals, out, format, vocabulary_size, progress.seconds(), json);
 }
 
 }  // namespace

@@ -140,7 +140,7 @@ ResolvedConfig configuration(const Request& request) {
     sources.environment = config_environment();
     sources.set = request.set;
     if (!request.folder.empty()) sources.set.push_back("run.folder=" + request.folder);
-    return resolve(sources);
+    return resolve_config(sources);
   } catch (const FileError&) {
     throw;
   } catch (const Error& error) {
@@ -246,18 +246,16 @@ Trainer open_for_trial(const ResolvedConfig& resolved) {
 
 void print_estimate(const Request& request, const RunPlan& plan, const RunEstimate& estimate) {
   if (request.json) {
-    std::cout << nlohmann::ordered_json{{"model", plan.model},
-                                        {"parameters", plan.parameters},
-                                        {"precision", plan.precision},
-                                        {"data", plan.data},
-                                        {"steps", plan.steps},
-                                        {"seconds_per_step", estimate.seconds_per_step},
-                                        {"evaluation_seconds", estimate.evaluation_seconds},
-                                        {"total_seconds", estimate.total_seconds},
-                                        {"peak_bytes", estimate.peak_bytes},
-                                        {"checkpoint_bytes", estimate.checkpoint_bytes}}
-                     .dump(2)
-              << "\n";
+    print_answer({{"model", plan.model},
+                  {"parameters", plan.parameters},
+                  {"precision", plan.precision},
+                  {"data", plan.data},
+                  {"steps", plan.steps},
+                  {"seconds_per_step", estimate.seconds_per_step},
+                  {"evaluation_seconds", estimate.evaluation_seconds},
+                  {"total_seconds", estimate.total_seconds},
+                  {"peak_bytes", estimate.peak_bytes},
+                  {"checkpoint_bytes", estimate.checkpoint_bytes}});
     return;
   }
   const auto megabytes = [](int64_t bytes) { return std::to_string(bytes / 1000000) + " MB"; };

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "cli/terminal_text.h"
+#include "words/names.h"
 #include "words/numbers.h"
 
 namespace halfstep::cli {
@@ -170,7 +171,9 @@ TrainScreen::~TrainScreen() {
 // The last column stays empty: a terminal that is full to the edge may already have begun the next line.
 size_t TrainScreen::columns() const { return std::max<size_t>(options_.columns(), 2) - 1; }
 
-void TrainScreen::write(const std::string& text) { out_ << text << std::flush; }
+void TrainScreen::write(const std::string& text) {
+  out_ << (as_json() ? printable_json(text) : text) << std::flush;
+}
 
 void TrainScreen::line(std::string_view text, std::string_view colour) {
   if (!options_.colour) colour = "";

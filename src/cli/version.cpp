@@ -30,7 +30,7 @@ void print_json(const TorchReport& torch) {
       {"compiler", kCompiler},
       {"torch", {{"built", torch.built_version}, {"loaded", torch.loaded_version}}},
   };
-  std::cout << answer.dump(2) << "\n";
+  print_answer(answer);
 }
 
 }  // namespace

@@ -137,7 +137,7 @@ std::string ResolvedConfig::origin(std::string_view path) const {
   return found == origins.end() ? "default" : found->second;
 }
 
-ResolvedConfig resolve(const ConfigSources& sources) {
+ResolvedConfig resolve_config(const ConfigSources& sources) {
   config::Faults faults;
   ResolvedConfig resolved;
   for (const config::Setting& setting : config::settings_of(sources, faults)) {

@@ -41,21 +41,21 @@ std::uint32_t encode_bits(std::uint32_t bits, Format format, CastMode mode, std:
 
 }  // namespace
 
-std::uint32_t encode(float value, Format format, CastMode mode) {
+std::uint32_t encode_float(float value, Format format, CastMode mode) {
   HALFSTEP_CHECK(mode.rounding != Rounding::Stochastic,
                  "encode: stochastic rounding needs to know whose random bits to use. Call encode_stochastic "
                  "with a key and the element's index.");
   return encode_bits(std::bit_cast<std::uint32_t>(value), format, mode, 0);
 }
 
-std::uint32_t encode_stochastic(float value, Format format, CastMode mode, StochasticKey key,
-                                std::uint64_t element) {
+std::uint32_t encode_float_stochastic(float value, Format format, CastMode mode, StochasticKey key,
+                                      std::uint64_t element) {
   HALFSTEP_CHECK(mode.rounding == Rounding::Stochastic,
                  "encode_stochastic: mode.rounding is not Stochastic. Use encode for the other roundings.");
   return encode_bits(std::bit_cast<std::uint32_t>(value), format, mode, random_bits(key, element));
 }
 
-float decode(std::uint32_t code, Format format) {
+float decode_float(std::uint32_t code, Format format) {
   const FormatTraits& t = traits(format);
   HALFSTEP_CHECK(t.bits == 32 || code >> t.bits == 0, "decode: ", t.name, " has ", t.bits, "-bit codes, got ",
                  code, ".");

@@ -42,7 +42,8 @@ std::optional<double> finite_mean(std::span<const Point> points) {
 
 std::optional<RunConfig> configuration_of(const RunHistory& run) {
   try {
-    return resolve({.file = ConfigText{.name = "log", .text = run.sittings.back().header.configuration}})
+    return resolve_config(
+               {.file = ConfigText{.name = "log", .text = run.sittings.back().header.configuration}})
         .config;
   } catch (const Error&) {  // of another version: the page shows it as it is
     return {};
@@ -56,8 +57,6 @@ namespace {
 // An error's message, and some lists of tensors within one.
 constexpr size_t kMostReasonBytes = 4000;
 
-using report::counted;
-using report::digits;
 using report::Point;
 
 std::optional<double> median(std::vector<Point> points) {
@@ -84,7 +83,7 @@ std::string how_it_ended(const RunHistory& run, const RunSummary& summary) {
   const std::string of_planned =
       summary.planned_steps > summary.last_step ? " of " + with_commas(summary.planned_steps) : std::string();
   const std::string steps =
-      with_commas(summary.last_step) + of_planned + " steps in " + report::duration(summary.seconds);
+      with_commas(summary.last_step) + of_planned + " steps in " + duration(summary.seconds);
   if (!run.end()) return "After " + steps + " the log has no last word: the run was killed, or it goes on. ";
   const std::string_view reason = beginning_of(run.end()->why, kMostReasonBytes);
   const std::string cut = reason.size() < run.end()->why.size() ? "…" : "";
@@ -110,7 +109,7 @@ std::string loss_sentence(const RunHistory& run, const RunSummary& summary) {
             digits(*summary.evaluation_loss);
   else if (summary.evaluation_loss)
     text += "; on held-out data it is " + digits(*summary.evaluation_loss);
-  if (summary.accuracy) text += ", with " + report::percent(*summary.accuracy) + " right";
+  if (summary.accuracy) text += ", with " + percent(*summary.accuracy) + " right";
   text += ". ";
   if (summary.not_finite > 0) text += "It was not finite in " + counted(summary.not_finite, "step") + ". ";
   return text;
@@ -119,9 +118,8 @@ std::string loss_sentence(const RunHistory& run, const RunSummary& summary) {
 std::string verdict_of(const RunHistory& run, const RunSummary& summary) {
   std::string text = how_it_ended(run, summary) + loss_sentence(run, summary);
   if (summary.tokens_per_second) {
-    text += report::with_suffix(*summary.tokens_per_second) + " " + run.sittings.back().header.unit + "/s";
-    if (summary.share_of_peak)
-      text += ", " + report::percent(*summary.share_of_peak) + " of the machine's peak";
+    text += with_suffix(*summary.tokens_per_second) + " " + run.sittings.back().header.unit + "/s";
+    if (summary.share_of_peak) text += ", " + percent(*summary.share_of_peak) + " of the machine's peak";
     text += ". ";
   }
   text += summary.skipped == 0
@@ -129,8 +127,7 @@ std::string verdict_of(const RunHistory& run, const RunSummary& summary) {
               : (summary.skipped == 1 ? "1 step was skipped."
                                       : with_commas(summary.skipped) + " steps were skipped.");
   if (summary.stalled_share)
-    text += " " + report::percent(*summary.stalled_share) +
-            " of the last updates were too small to move a weight.";
+    text += " " + percent(*summary.stalled_share) + " of the last updates were too small to move a weight.";
   return text;
 }
 

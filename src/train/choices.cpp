@@ -24,7 +24,7 @@ constexpr Words<OpRule, 5> kRules = {{{"low", OpRule::Low},
                                       {"as_is", OpRule::AsIs},
                                       {"stock", OpRule::Stock}}};
 
-/// resolve() lets no other word through.
+/// resolve_config() lets no other word through.
 template <typename Value, size_t count>
 Value value_of(const Words<Value, count>& words, std::string_view word) {
   for (const auto& [name, value] : words)

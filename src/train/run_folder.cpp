@@ -67,7 +67,7 @@ constexpr std::array<std::string_view, 2> kDecidedAtTheStart = {"train.seed", "p
 std::vector<std::string> changes_since(const fs::path& path, const RunConfig& now) {
   if (!fs::exists(path)) return {};
   try {
-    RunConfig before = resolve({.file = read_config_file(path)}).config;
+    RunConfig before = resolve_config({.file = read_config_file(path)}).config;
     // Where it lies and whether it may go on: not what it is.
     before.run = now.run;
     before.checkpoint.resume = now.checkpoint.resume;

@@ -14,6 +14,9 @@ std::string in_quotes(std::string_view text);
 /// Its first bytes, `most` or a few less: not cut within a character.
 std::string_view beginning_of(std::string_view text, size_t most);
 
+/// JSON that is printed: what `printable` would not let through becomes \\u009b, which reads back the same.
+std::string printable_json(std::string_view json);
+
 /// Levenshtein's: how many bytes to insert, remove or replace.
 size_t edit_distance(std::string_view a, std::string_view b);
 

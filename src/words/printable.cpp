@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstdio>
 
+#include "words/names.h"
 #include "words/utf8.h"
 
 namespace halfstep {
@@ -52,6 +53,21 @@ std::string printable(std::string_view text, Unprintable unprintable) {
     else
       result += text.substr(at, next.bytes);
     at += std::max(next.bytes, 1u);
+  }
+  return result;
+}
+
+std::string printable_json(std::string_view json) {
+  std::string result;
+  for (size_t at = 0; at < json.size();) {
+    const CodePoint next = code_point_at(json, at);
+    const uint32_t bytes = std::max(next.bytes, 1u);
+    // Controls stand within texts alone, and those below 0x20 are escaped there already: a line end is ours.
+    if (next.bytes == 0 || (is_control(next.value) && next.value != '\n'))
+      append_stand_in(result, Unprintable::Escaped, {next.value, 2, false}, json[at]);
+    else
+      result += json.substr(at, bytes);
+    at += bytes;
   }
   return result;
 }

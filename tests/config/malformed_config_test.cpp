@@ -134,10 +134,10 @@ const Case kCases[] = {
 };
 
 TEST(MalformedConfig, IsRefusedWithItsLineAndARemedy) {
-  ASSERT_EQ(error_of([] { (void)resolve({.file = ConfigText{"run.toml", kGood}}); }), "no error");
+  ASSERT_EQ(error_of([] { (void)resolve_config({.file = ConfigText{"run.toml", kGood}}); }), "no error");
   for (const Case& wrong : kCases) {
-    const std::string error =
-        error_of([&] { (void)resolve({.file = ConfigText{"run.toml", kGood + std::string(wrong.text)}}); });
+    const std::string error = error_of(
+        [&] { (void)resolve_config({.file = ConfigText{"run.toml", kGood + std::string(wrong.text)}}); });
     EXPECT_NE(error, "no error") << wrong.text;
     EXPECT_TRUE(error.starts_with(wrong.where)) << wrong.text << "\n" << error;
     EXPECT_NE(error.find(wrong.says), std::string::npos) << wrong.text << "\n" << error;
@@ -179,7 +179,8 @@ const Case kModels[] = {
 
 TEST(MalformedConfig, ModelsThatCannotBeMadeAreRefused) {
   for (const Case& wrong : kModels) {
-    const std::string error = error_of([&] { (void)resolve({.file = ConfigText{"run.toml", wrong.text}}); });
+    const std::string error =
+        error_of([&] { (void)resolve_config({.file = ConfigText{"run.toml", wrong.text}}); });
     EXPECT_NE(error.find(wrong.says), std::string::npos) << wrong.text << "\n" << error;
     EXPECT_NE(error.find(wrong.remedy), std::string::npos) << wrong.text << "\n" << error;
     EXPECT_TRUE(error.starts_with(wrong.where)) << wrong.text << "\n" << error;
@@ -188,7 +189,7 @@ TEST(MalformedConfig, ModelsThatCannotBeMadeAreRefused) {
 
 TEST(MalformedConfig, FlagsVariablesAndPresetsAreNamed) {
   const auto flag = [](std::string text) {
-    return error_of([&] { (void)resolve({.preset = "tiny", .set = {text}}); });
+    return error_of([&] { (void)resolve_config({.preset = "tiny", .set = {text}}); });
   };
   EXPECT_EQ(flag("optimizer.lrate=1"), "--set: unknown key 'optimizer.lrate'. Did you mean 'optimizer.lr'?");
   EXPECT_TRUE(flag("optimizer.lr").starts_with("--set: 'optimizer.lr' has no '='."));
@@ -199,20 +200,20 @@ TEST(MalformedConfig, FlagsVariablesAndPresetsAreNamed) {
   EXPECT_TRUE(flag("run.folder=\xff").starts_with("--set: run.folder is "));
   EXPECT_TRUE(flag("=3").starts_with("--set: unknown key ''"));
   EXPECT_TRUE(error_of([] {
-                (void)resolve({.preset = "tiny", .environment = {{"HALFSTEP_OPTIMIZER__LRATE", "1"}}});
+                (void)resolve_config({.preset = "tiny", .environment = {{"HALFSTEP_OPTIMIZER__LRATE", "1"}}});
               }).starts_with("HALFSTEP_OPTIMIZER__LRATE: unknown key 'optimizer.lrate'"));
   EXPECT_TRUE(
       error_of([] {
-        (void)resolve({.preset = "tinny"});
+        (void)resolve_config({.preset = "tinny"});
       }).starts_with("--preset: there is no preset 'tinny'. Did you mean 'tiny'? There are tiny, gpt-10m"));
 }
 
 TEST(MalformedConfig, AllFaultsAreListedAtOnce) {
   const std::string error = error_of([] {
-    (void)resolve({.preset = "tinny",
-                   .file = ConfigText{"run.toml", "optimizer.lr = nan\nx = 1\ndata.batch_size = 0\n"},
-                   .environment = {{"HALFSTEP_A__B", ""}},
-                   .set = {"c"}});
+    (void)resolve_config({.preset = "tinny",
+                          .file = ConfigText{"run.toml", "optimizer.lr = nan\nx = 1\ndata.batch_size = 0\n"},
+                          .environment = {{"HALFSTEP_A__B", ""}},
+                          .set = {"c"}});
   });
   EXPECT_TRUE(error.starts_with("6 faults in the configuration:\n  --preset: ")) << error;
   EXPECT_EQ(std::ranges::count(error, '\n'), 6) << error;
@@ -220,9 +221,10 @@ TEST(MalformedConfig, AllFaultsAreListedAtOnce) {
 
 TEST(MalformedConfig, TooMuchTextIsRefused) {
   const std::string text = std::string(kGood) + "run.folder = '" + std::string(20'000, 'x') + "'";
-  EXPECT_NE(
-      error_of([&] { (void)resolve({.file = ConfigText{"run.toml", text}}); }).find("name their folder"),
-      std::string::npos);
+  EXPECT_NE(error_of([&] {
+              (void)resolve_config({.file = ConfigText{"run.toml", text}});
+            }).find("name their folder"),
+            std::string::npos);
 }
 
 }  // namespace

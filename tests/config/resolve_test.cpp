@@ -19,7 +19,7 @@ ConfigText file(std::string text) { return {"run.toml", std::move(text)}; }
 TEST(Resolve, FlagBeforeEnvironmentBeforeFileBeforePresetBeforeDefault) {
   ConfigSources sources{.preset = "tiny"};
   const auto lr = [&] {
-    const ResolvedConfig resolved = resolve(sources);
+    const ResolvedConfig resolved = resolve_config(sources);
     return std::pair(resolved.config.optimizer.lr, resolved.origin("optimizer.lr"));
   };
   EXPECT_EQ(lr(), std::pair(1e-3, std::string("preset tiny")));
@@ -29,21 +29,22 @@ TEST(Resolve, FlagBeforeEnvironmentBeforeFileBeforePresetBeforeDefault) {
   EXPECT_EQ(lr(), std::pair(4e-3, std::string("HALFSTEP_OPTIMIZER__LR")));
   sources.set = {"optimizer.lr=5e-3", "optimizer.lr=6e-3"};
   EXPECT_EQ(lr(), std::pair(6e-3, std::string("--set")));  // the last flag
-  EXPECT_EQ(resolve(sources).origin("train.seed"), "default");
+  EXPECT_EQ(resolve_config(sources).origin("train.seed"), "default");
 }
 
 TEST(Resolve, EveryPresetIsAccepted) {
   for (const ConfigPreset& preset : config_presets())
-    EXPECT_EQ(error_of([&] { (void)resolve({.preset = std::string(preset.name)}); }), "no error")
+    EXPECT_EQ(error_of([&] { (void)resolve_config({.preset = std::string(preset.name)}); }), "no error")
         << preset.name;
 }
 
 TEST(Resolve, FlagsAndVariablesNeedNoQuotes) {
   const RunConfig config =
-      resolve({.preset = "tiny",
-               .environment = {{"HALFSTEP_PRECISION__LOSS_SCALE__INITIAL", "1024"}, {"HALFSTEP_DATA", "x"}},
-               .set = {"precision.compute=fp16", "data.train=['c', \"d\"]", "run.folder=a b=c",
-                       "train.sample_prompt=\"x\\ny\"", "log.tensorboard=true"}})
+      resolve_config(
+          {.preset = "tiny",
+           .environment = {{"HALFSTEP_PRECISION__LOSS_SCALE__INITIAL", "1024"}, {"HALFSTEP_DATA", "x"}},
+           .set = {"precision.compute=fp16", "data.train=['c', \"d\"]", "run.folder=a b=c",
+                   "train.sample_prompt=\"x\\ny\"", "log.tensorboard=true"}})
           .config;
   EXPECT_EQ(config.precision.compute, "fp16");
   EXPECT_EQ(config.precision.loss_scale.initial, 1024);
@@ -54,7 +55,7 @@ TEST(Resolve, FlagsAndVariablesNeedNoQuotes) {
 }
 
 TEST(Resolve, OperationsOfAllSourcesAreJoined) {
-  const ResolvedConfig resolved = resolve(
+  const ResolvedConfig resolved = resolve_config(
       {.preset = "tiny",
        .file = file("[precision.ops]\nsoftmax = \"low\"\n\"prod.dim_int\" = \"low\"\nsum.dim = \"stock\"\n"),
        .set = {"precision.ops.prod.dim_int=fp32"}});
@@ -73,12 +74,12 @@ TEST(Resolve, VariablesOfThisProcessAreThoseWithTwoUnderscores) {
   ::unsetenv("HALFSTEP_TRAINSTEPS");
   const std::vector<std::pair<std::string, std::string>> expected = {{"HALFSTEP_TRAIN__STEPS", "77"}};
   EXPECT_EQ(found, expected);
-  EXPECT_EQ(resolve({.preset = "tiny", .environment = found}).config.train.steps, 77);
+  EXPECT_EQ(resolve_config({.preset = "tiny", .environment = found}).config.train.steps, 77);
 }
 
 TEST(PrintedConfig, TellsWhereEachValueCameFrom) {
-  const std::string page =
-      to_toml(resolve({.preset = "tiny", .file = file("train.steps = 60\n"), .set = {"data.seed=7"}}), true);
+  const std::string page = to_toml(
+      resolve_config({.preset = "tiny", .file = file("train.steps = 60\n"), .set = {"data.seed=7"}}), true);
   for (const char* line : {"steps = 60                              # run.toml:1\n",
                            "seed = 7                                # --set\n",
                            "layers = 4                              # preset tiny\n",
@@ -89,19 +90,20 @@ TEST(PrintedConfig, TellsWhereEachValueCameFrom) {
 
 TEST(PrintedConfig, SurvivesAFileNameThatIsNoText) {
   const ResolvedConfig resolved =
-      resolve({.preset = "tiny", .file = ConfigText{"a\nsteps = 5 \xff", "train.seed = 3"}});
-  EXPECT_EQ(resolve({.file = file(to_toml(resolved, true))}).config, resolved.config);
+      resolve_config({.preset = "tiny", .file = ConfigText{"a\nsteps = 5 \xff", "train.seed = 3"}});
+  EXPECT_EQ(resolve_config({.file = file(to_toml(resolved, true))}).config, resolved.config);
 }
 
 // TOML would read 20 digits as a whole number, and end at 19.
 TEST(PrintedConfig, LargeNumbersKeepTheirExponent) {
   const ResolvedConfig resolved =
-      resolve({.preset = "tiny", .set = {"optimizer.clip_norm=12345678901234567890.0"}});
-  EXPECT_EQ(resolve({.file = file(to_toml(resolved, false))}).config.optimizer.clip_norm,
+      resolve_config({.preset = "tiny", .set = {"optimizer.clip_norm=12345678901234567890.0"}});
+  EXPECT_EQ(resolve_config({.file = file(to_toml(resolved, false))}).config.optimizer.clip_norm,
             12345678901234567890.0);
 }
 
-// Values at random, in range: those that resolve() takes must come back from what is printed, bit for bit.
+// Values at random, in range: those that resolve_config() takes must come back from what is printed, bit for
+// bit.
 TEST(PrintedConfig, ReadsBackAsTheSameConfig) {
   std::mt19937_64 random(20);
   int taken = 0;
@@ -128,15 +130,16 @@ TEST(PrintedConfig, ReadsBackAsTheSameConfig) {
     }
     ResolvedConfig resolved;
     try {
-      resolved = resolve(sources);
+      resolved = resolve_config(sources);
     } catch (const Error&) {
       continue;
     }
     ++taken;
     for (const bool with_origins : {false, true}) {
       const std::string page = to_toml(resolved, with_origins);
-      ASSERT_EQ(error_of([&] { EXPECT_EQ(resolve({.file = file(page)}).config, resolved.config) << page; }),
-                "no error")
+      ASSERT_EQ(
+          error_of([&] { EXPECT_EQ(resolve_config({.file = file(page)}).config, resolved.config) << page; }),
+          "no error")
           << page;
     }
   }
@@ -145,7 +148,7 @@ TEST(PrintedConfig, ReadsBackAsTheSameConfig) {
 
 TEST(ConfigChanges, EveryKeyThatDiffersHasASentence) {
   const auto tiny = [](std::vector<std::string> set) {
-    return resolve({.preset = "tiny", .set = std::move(set)}).config;
+    return resolve_config({.preset = "tiny", .set = std::move(set)}).config;
   };
   const RunConfig before =
       tiny({"optimizer.beta1=0.8", "precision.ops.softmax=low", "precision.ops.sum=low"});
@@ -171,9 +174,9 @@ TEST(ConfigChanges, EveryKeyThatDiffersHasASentence) {
 TEST(CheckPaths, EveryFileThatIsNotThereIsListed) {
   const testing::ScratchFolder folder;
   testing::write_text(folder / "there.txt", "x");
-  ResolvedConfig resolved = resolve({.preset = "tiny",
-                                     .file = file("data.train = ['" + (folder / "there.txt").string() +
-                                                  "', 'gone.txt']\ndata.tokenizer = 'gone.json'")});
+  ResolvedConfig resolved = resolve_config({.preset = "tiny",
+                                            .file = file("data.train = ['" + (folder / "there.txt").string() +
+                                                         "', 'gone.txt']\ndata.tokenizer = 'gone.json'")});
   const std::string error = error_of([&] { check_paths(resolved); });
   EXPECT_NE(error.find("2 faults"), std::string::npos) << error;
   EXPECT_NE(error.find("run.toml:1: data.train: there is no 'gone.txt'"), std::string::npos) << error;

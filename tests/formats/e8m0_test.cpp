@@ -42,8 +42,8 @@ TEST(E8m0, EveryFp32SubnormalRegionIsExact) {
 
 TEST(E8m0, EveryCodeIsItsOwnFloorAndCeil) {
   for (std::uint32_t code = 0; code < 255; ++code) {
-    EXPECT_EQ(e8m0_floor(decode(code, Format::E8M0)), code);
-    EXPECT_EQ(e8m0_ceil(decode(code, Format::E8M0)), code);
+    EXPECT_EQ(e8m0_floor(decode_float(code, Format::E8M0)), code);
+    EXPECT_EQ(e8m0_ceil(decode_float(code, Format::E8M0)), code);
   }
 }
 

@@ -28,7 +28,7 @@ TEST(Encode, PicksTheNeighbourThatTheRoundingAsksForInEveryFormatAndMode) {
         for (InfInput inf_input : kInfInputs) {
           const CastMode mode{rounding, overflow, inf_input};
           for (float x : values)
-            ASSERT_EQ(encode(x, format, mode), search.cast(x, mode))
+            ASSERT_EQ(encode_float(x, format, mode), search.cast(x, mode))
                 << traits(format).name << " of " << std::hexfloat << x << " (0x" << std::hex << bits_of(x)
                 << ")"
                 << " rounding " << int(rounding) << " overflow " << int(overflow) << " inf "
@@ -46,57 +46,60 @@ TEST(Encode, RoundsTf32InItsFp32Container) {
     const int binade = magnitude < 0x1p-126 ? -126 : std::ilogb(magnitude);
     const double grid = std::ldexp(1.0, binade - 10);
     const auto nearest = static_cast<float>(std::nearbyint(x / grid) * grid);
-    ASSERT_EQ(encode(x, Format::TF32), bits_of(nearest) | (bits_of(x) & 0x80000000)) << std::hexfloat << x;
+    ASSERT_EQ(encode_float(x, Format::TF32), bits_of(nearest) | (bits_of(x) & 0x80000000))
+        << std::hexfloat << x;
     const auto toward_zero = static_cast<float>(std::trunc(x / grid) * grid);
-    ASSERT_EQ(encode(x, Format::TF32, {.rounding = Rounding::TowardZero}),
+    ASSERT_EQ(encode_float(x, Format::TF32, {.rounding = Rounding::TowardZero}),
               bits_of(toward_zero) | (bits_of(x) & 0x80000000))
         << std::hexfloat << x;
   }
   const CastMode to_inf{.overflow = Overflow::NonFinite};
-  EXPECT_EQ(encode(0x1.ffep127f, Format::TF32), 0x7f7fe000u) << "saturates at max";
-  EXPECT_EQ(encode(0x1.ffep127f, Format::TF32, to_inf), 0x7f800000u) << "a tie that rounds to 2^128";
-  EXPECT_EQ(encode(0x1.ffdffep127f, Format::TF32, to_inf), 0x7f7fe000u) << "just below the tie";
-  EXPECT_EQ(encode(-HUGE_VALF, Format::TF32), 0xff800000u);
+  EXPECT_EQ(encode_float(0x1.ffep127f, Format::TF32), 0x7f7fe000u) << "saturates at max";
+  EXPECT_EQ(encode_float(0x1.ffep127f, Format::TF32, to_inf), 0x7f800000u) << "a tie that rounds to 2^128";
+  EXPECT_EQ(encode_float(0x1.ffdffep127f, Format::TF32, to_inf), 0x7f7fe000u) << "just below the tie";
+  EXPECT_EQ(encode_float(-HUGE_VALF, Format::TF32), 0xff800000u);
 }
 
 TEST(Encode, LeavesFp32AsItIsButForNanPayloads) {
   for (float x : oracle::edge_values(Format::FP32)) {
     const std::uint32_t expected = std::isnan(x) ? 0x7fc00000 | (bits_of(x) & 0x80000000) : bits_of(x);
-    ASSERT_EQ(encode(x, Format::FP32), expected);
+    ASSERT_EQ(encode_float(x, Format::FP32), expected);
   }
 }
 
 TEST(Encode, HoldsALargeValueAtMaxAndLetsAnInfBeSeenUnlessToldOtherwise) {
-  EXPECT_EQ(encode(1e30f, Format::E4M3), 0x7eu) << "448";
-  EXPECT_EQ(encode(HUGE_VALF, Format::E4M3), 0x7fu) << "NaN";
-  EXPECT_EQ(encode(HUGE_VALF, Format::E5M2), 0x7cu) << "Inf";
-  EXPECT_EQ(encode(HUGE_VALF, Format::E4M3, {.inf_input = InfInput::Saturate}), 0x7eu) << "as LibTorch 2.13";
+  EXPECT_EQ(encode_float(1e30f, Format::E4M3), 0x7eu) << "448";
+  EXPECT_EQ(encode_float(HUGE_VALF, Format::E4M3), 0x7fu) << "NaN";
+  EXPECT_EQ(encode_float(HUGE_VALF, Format::E5M2), 0x7cu) << "Inf";
+  EXPECT_EQ(encode_float(HUGE_VALF, Format::E4M3, {.inf_input = InfInput::Saturate}), 0x7eu)
+      << "as LibTorch 2.13";
 }
 
 TEST(Encode, RoundsBeforeItLooksForOverflow) {
   const CastMode mode{.overflow = Overflow::NonFinite};
-  EXPECT_EQ(encode(464, Format::E4M3, mode), 0x7eu) << "a tie, and 448 is even";
-  EXPECT_EQ(encode(464.00003f, Format::E4M3, mode), 0x7fu);
-  EXPECT_EQ(encode(61439.996f, Format::E5M2, mode), 0x7bu);
-  EXPECT_EQ(encode(61440, Format::E5M2, mode), 0x7cu);
-  EXPECT_EQ(encode(1e30f, Format::E5M2, {.rounding = Rounding::TowardZero, .overflow = Overflow::NonFinite}),
-            0x7bu)
+  EXPECT_EQ(encode_float(464, Format::E4M3, mode), 0x7eu) << "a tie, and 448 is even";
+  EXPECT_EQ(encode_float(464.00003f, Format::E4M3, mode), 0x7fu);
+  EXPECT_EQ(encode_float(61439.996f, Format::E5M2, mode), 0x7bu);
+  EXPECT_EQ(encode_float(61440, Format::E5M2, mode), 0x7cu);
+  EXPECT_EQ(
+      encode_float(1e30f, Format::E5M2, {.rounding = Rounding::TowardZero, .overflow = Overflow::NonFinite}),
+      0x7bu)
       << "toward zero nothing finite overflows";
 }
 
 TEST(Encode, TurnsANanIntoPlusSixInE2m1WhichHasNone) {
   for (std::uint32_t nan : {0x7fc00000u, 0xffc00000u, 0x7f800001u})
-    EXPECT_EQ(decode(encode(std::bit_cast<float>(nan), Format::E2M1), Format::E2M1), 6.0f);
+    EXPECT_EQ(decode_float(encode_float(std::bit_cast<float>(nan), Format::E2M1), Format::E2M1), 6.0f);
 }
 
 TEST(Encode, EveryFiniteValueOfAFormatKeepsItsCode) {
   for (Format format : kSearchable) {
     const oracle::Spec& spec = oracle::spec_of(format);
     for (std::uint32_t code = 0; code < 1u << spec.bits; ++code) {
-      const float value = decode(code, format);
+      const float value = decode_float(code, format);
       if (!std::isfinite(value)) continue;
-      ASSERT_EQ(encode(value, format), code) << spec.name;
-      ASSERT_EQ(encode(value, format, {.rounding = Rounding::TowardZero}), code) << spec.name;
+      ASSERT_EQ(encode_float(value, format), code) << spec.name;
+      ASSERT_EQ(encode_float(value, format, {.rounding = Rounding::TowardZero}), code) << spec.name;
     }
   }
 }
@@ -128,11 +131,11 @@ TEST(Encode, DoesNotDependOnFlushToZeroOrDenormalsAreZero) {
   for (int flush : {0, 1}) {
     _mm_setcsr(flush ? before | 0x8040 : before);  // FTZ and DAZ
     for (std::uint32_t bits = 1; bits < 0x01000000; bits += 4099) {
-      const std::uint32_t code = encode(std::bit_cast<float>(bits), Format::BF16);
+      const std::uint32_t code = encode_float(std::bit_cast<float>(bits), Format::BF16);
       codes[flush].push_back(code);
-      codes[flush].push_back(bits_of(decode(code, Format::BF16)));
-      codes[flush].push_back(encode(std::bit_cast<float>(bits), Format::TF32));
-      codes[flush].push_back(bits_of(decode(e8m0_ceil(std::bit_cast<float>(bits)), Format::E8M0)));
+      codes[flush].push_back(bits_of(decode_float(code, Format::BF16)));
+      codes[flush].push_back(encode_float(std::bit_cast<float>(bits), Format::TF32));
+      codes[flush].push_back(bits_of(decode_float(e8m0_ceil(std::bit_cast<float>(bits)), Format::E8M0)));
     }
     _mm_setcsr(before);
   }
@@ -140,9 +143,9 @@ TEST(Encode, DoesNotDependOnFlushToZeroOrDenormalsAreZero) {
 }
 
 TEST(Encode, RefusesWhatNeedsAnotherCall) {
-  EXPECT_THROW((void)encode(1, Format::E8M0), Error);
-  EXPECT_THROW((void)encode(1, Format::E4M3, {.rounding = Rounding::Stochastic}), Error);
-  EXPECT_THROW((void)encode_stochastic(1, Format::E4M3, {}, {}, 0), Error);
+  EXPECT_THROW((void)encode_float(1, Format::E8M0), Error);
+  EXPECT_THROW((void)encode_float(1, Format::E4M3, {.rounding = Rounding::Stochastic}), Error);
+  EXPECT_THROW((void)encode_float_stochastic(1, Format::E4M3, {}, {}, 0), Error);
 }
 
 }  // namespace

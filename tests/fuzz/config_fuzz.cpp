@@ -39,7 +39,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   ResolvedConfig resolved;
   bool taken = false;
   testing::read_or_refuse([&] {
-    resolved = resolve(sources_of(testing::text_of(data, size)));
+    resolved = resolve_config(sources_of(testing::text_of(data, size)));
     taken = true;
   });
   for (const bool with_origins : {false, true}) {
@@ -47,7 +47,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const std::string text = to_toml(resolved, with_origins);
     bool same = false;
     testing::read_or_refuse(
-        [&] { same = resolve({.file = ConfigText{"printed", text}}).config == resolved.config; });
+        [&] { same = resolve_config({.file = ConfigText{"printed", text}}).config == resolved.config; });
     testing::require(same, "a printed configuration comes back");
   }
   return 0;

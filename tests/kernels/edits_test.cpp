@@ -45,7 +45,7 @@ Weights trained(const UpdateLayout& layout, const KernelTable& table) {
   return weights;
 }
 
-double value_of(std::uint16_t code, Format format) { return decode(code, format); }
+double value_of(std::uint16_t code, Format format) { return decode_float(code, format); }
 
 /// Half a unit in the last place, at and above the value.
 double half_ulp(double value, Format format) {
@@ -173,7 +173,7 @@ TEST(EditedWeights, KahanCompensationCountsUpToHalfAUnitInTheLastPlace) {
         auto* compensations = reinterpret_cast<std::uint16_t*>(weights.companion.data());
         // Half a unit in the last place of 1.5, and its neighbours.
         const double half = half_ulp(1.5, format);
-        const auto code = static_cast<std::uint16_t>(encode(static_cast<float>(half), format) + steps);
+        const auto code = static_cast<std::uint16_t>(encode_float(static_cast<float>(half), format) + steps);
         for (std::size_t i = 0; i < kCount; ++i) {
           weights.working[i] = static_cast<std::uint16_t>(one_and_a_half + i % 64);
           compensations[i] = static_cast<std::uint16_t>(code | (i % 2 ? 0x8000 : 0));

@@ -94,7 +94,7 @@ TEST(AccumulateKahan, KeepsWhatABf16SumLoses) {
         accumulate_kahan(format, later.at(0), sum.data(), compensation.data(), kCount, false, *table);
       // Exact: the compensation stays below 1 in steps of 2^-4, which BF16 holds.
       for (std::size_t i = 0; i < kCount; ++i)
-        ASSERT_EQ(decode(sum[i], Format::BF16) + decode(compensation[i], Format::BF16),
+        ASSERT_EQ(decode_float(sum[i], Format::BF16) + decode_float(compensation[i], Format::BF16),
                   256 + kBatches * 0x1p-4f)
             << table->isa << " " << traits(format).name;
     }
@@ -120,7 +120,8 @@ TEST(AccumulateKahan, HasTheSameBitsInEveryTableAndStaysNearFp64) {
       // A sum is off its true value by at most 2^-8 of itself, which the compensation holds to 2^-9 of that
       // (doubled for what it has from before); each batch adds that much at most, and a few 2^-24.
       const double bound = kBatches * (0x1p-16 + 0x1p-21) * magnitudes[i];
-      const double total = double(decode(sum[i], Format::BF16)) + decode(compensation[i], Format::BF16);
+      const double total =
+          double(decode_float(sum[i], Format::BF16)) + decode_float(compensation[i], Format::BF16);
       EXPECT_LE(std::abs(total - exact[i]), bound);
     }
     if (table == &kScalarKernels) {

@@ -71,11 +71,11 @@ inline std::size_t bytes_of(Format format) { return format == Format::FP32 ? 4 :
 
 inline std::uint32_t code_of(float value, Format format) {
   return format == Format::FP32 ? std::bit_cast<std::uint32_t>(value)
-                                : encode(value, format, {.overflow = Overflow::NonFinite});
+                                : encode_float(value, format, {.overflow = Overflow::NonFinite});
 }
 
 inline double value_of(std::uint32_t code, Format format) {
-  return format == Format::FP32 ? std::bit_cast<float>(code) : decode(code, format);
+  return format == Format::FP32 ? std::bit_cast<float>(code) : decode_float(code, format);
 }
 
 inline std::size_t companion_bytes(WeightStorage storage) {

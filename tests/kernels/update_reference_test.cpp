@@ -39,7 +39,7 @@ double moment_at(const State& state, const Array& moments, const Array& scales, 
     case MomentStorage::Fp32:
       return moments.value(i);
     case MomentStorage::Bf16:
-      return decode(moments.code(i), Format::BF16);
+      return decode_float(moments.code(i), Format::BF16);
     default:
       return block_value(moments.code(i), scales.value(i / kMomentBlockElements), second);
   }

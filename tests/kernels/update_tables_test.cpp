@@ -16,7 +16,7 @@ using namespace testing_state;
 
 bool is_nan(std::uint32_t code, std::size_t bytes, Format format) {
   if (bytes == 4) return std::isnan(std::bit_cast<float>(code));
-  return bytes == 2 && std::isnan(decode(code, format));
+  return bytes == 2 && std::isnan(decode_float(code, format));
 }
 
 /// Equal bits; a NaN may have another payload, since which operand's survives is the compiler's choice.

@@ -67,10 +67,10 @@ StepRecord record_at(const SyntheticRun& run, int64_t step, double loss, std::mt
 }  // namespace
 
 std::string synthetic_configuration(const SyntheticRun& run) {
-  return to_toml(resolve({.preset = "gpt-10m",
-                          .set = {"precision.compute=" + run.compute, "optimizer.warmup_steps=0",
-                                  "train.steps=" + std::to_string(planned(run)),
-                                  "data.seed=" + std::to_string(run.batch_seed)}}),
+  return to_toml(resolve_config({.preset = "gpt-10m",
+                                 .set = {"precision.compute=" + run.compute, "optimizer.warmup_steps=0",
+                                         "train.steps=" + std::to_string(planned(run)),
+                                         "data.seed=" + std::to_string(run.batch_seed)}}),
                  false);
 }
 

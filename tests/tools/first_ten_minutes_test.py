@@ -31,6 +31,10 @@ class FirstTenMinutes(unittest.TestCase):
         self.assertEqual(code, 0, answer)
         self.assertEqual(len(answer["commands"]), 4)
 
+    def test_another_preset_takes_the_place_of_the_users(self):
+        code, answer = carry_out("echo --preset user build/user users > told", "cat told", options=["--built-as", "dev"])
+        self.assertEqual((code, answer["commands"][1]["output"][0]), (0, "--preset dev build/dev users"))
+
     def test_a_command_that_fails_ends_it(self):
         code, answer = carry_out("true", "false", "touch never")
         self.assertEqual((code, len(answer["commands"])), (1, 2))

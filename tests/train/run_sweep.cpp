@@ -78,7 +78,7 @@ ResolvedConfig config_of(const Scenario& scenario, const fs::path& corpus) {
       "train.threads=1",       "train.watchdog_minutes=0", "checkpoint.every=2",
       "checkpoint.keep_last=2"};
   all.insert(all.end(), scenario.set.begin(), scenario.set.end());
-  return resolve({.set = all});
+  return resolve_config({.set = all});
 }
 
 struct Outcome {

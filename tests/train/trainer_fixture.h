@@ -68,7 +68,7 @@ class TrainerTest : public ::testing::Test {
                                     "checkpoint.keep_last=0",
                                     "optimizer.clip_norm=1"};
     all.insert(all.end(), set.begin(), set.end());
-    return resolve({.set = all});
+    return resolve_config({.set = all});
   }
 
   RunEnd run(const ResolvedConfig& resolved, const std::string& name, Counter& counter,
