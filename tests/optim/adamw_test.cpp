@@ -165,7 +165,7 @@ TEST(AdamW, ParameterWithoutAGradientIsLeftAloneAndCountsNoStep) {
 TEST(AdamW, StepWithNoGradientsAtAllSaysSo) {
   const auto params = params_of({torch::randn({4})}, WeightStorage::Fp32);
   AdamW optimizer(params);
-  EXPECT_EQ(optimizer.step(inspect_grads(params).unclipped()).outcome, StepOutcome::SkippedNoGradients);
+  EXPECT_EQ(optimizer.step(inspect_grads(params).unclipped()).outcome(), StepOutcome::SkippedNoGradients);
   EXPECT_EQ(optimizer.steps(), 0);
 }
 

@@ -101,14 +101,14 @@ TEST(GradScaler, WithoutNamesAParameterIsToldByItsPlaceAndShape) {
   set_grad(a, {1});
   set_grad(b, {1, kInf});
   GradScaler scaler;
-  EXPECT_EQ(scaler.step(optimizer).parameter, "parameter 1 (group 0, shape [2])");
+  EXPECT_EQ(scaler.step(optimizer).parameter(), "parameter 1 (group 0, shape [2])");
 }
 
 TEST(GradScaler, NoGradientsAtAllIsADefinedNoOpAndTheNextStepWorks) {
   auto p = parameter({1});
   auto optimizer = sgd({p});
   GradScaler scaler({.growth_interval = 1});
-  EXPECT_EQ(scaler.step(optimizer).outcome, StepOutcome::SkippedNoGradients);
+  EXPECT_EQ(scaler.step(optimizer).outcome(), StepOutcome::SkippedNoGradients);
   scaler.update();
   EXPECT_EQ(scaler.get_scale(), 0x1p16) << "neither a clean step nor a skipped one";
   set_grad(p, {0x1p16});
@@ -274,7 +274,7 @@ TEST(GradScaler, GradientsSpoiledAfterUnscaleAreFoundAtTheStep) {
   GradScaler scaler;
   scaler.unscale_(optimizer);
   p.mutable_grad().div_(0);
-  EXPECT_EQ(scaler.step(optimizer).outcome, StepOutcome::SkippedNonFinite);
+  EXPECT_EQ(scaler.step(optimizer).outcome(), StepOutcome::SkippedNonFinite);
   EXPECT_EQ(p.item<float>(), 1);
 }
 
@@ -283,7 +283,7 @@ TEST(GradScaler, OverflowInTheDivisionItselfIsFound) {
   auto optimizer = sgd({p});
   GradScaler scaler({.initial = 0x1p-20});
   set_grad(p, {0x1p120});  // finite, but 2^140 once divided by 2^-20
-  EXPECT_EQ(scaler.step(optimizer).outcome, StepOutcome::SkippedNonFinite);
+  EXPECT_EQ(scaler.step(optimizer).outcome(), StepOutcome::SkippedNonFinite);
 }
 
 // True gradients 2^-18 ... 2^-30, scaled by 2^16 into FP16's range. Divided in FP16 they would fall below
@@ -353,7 +353,7 @@ TEST(GradScaler, SparseRowsThatOverflowWhenSummedAreFoundAndNamed) {
   p.mutable_grad() = torch::sparse_coo_tensor(torch::tensor({{1, 1}}), torch::tensor({3e38f, 3e38f}), {4});
   auto optimizer = sgd({p});
   GradScaler scaler({.initial = 1});
-  EXPECT_EQ(scaler.step(optimizer).parameter, "parameter 0 (group 0, shape [4])");
+  EXPECT_EQ(scaler.step(optimizer).parameter(), "parameter 0 (group 0, shape [4])");
   EXPECT_TRUE(torch::equal(p, torch::zeros({4})));
 }
 

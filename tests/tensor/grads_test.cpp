@@ -46,7 +46,7 @@ TEST(InspectGrads, ClippingIsTorchsFactor) {
     auto theirs = torch::zeros({16}).requires_grad_();
     theirs.mutable_grad() = grad.clone();
     torch::nn::utils::clip_grad_norm_(theirs, 2.0);
-    const double factor = inspect_grads({param}).clipped_to(2.0).value;
+    const double factor = inspect_grads({param}).clipped_to(2.0).value();
     // Torch divides and multiplies in FP32: three roundings.
     EXPECT_NEAR(theirs.grad()[0].item<double>(), factor * grad[0].item<double>(), 4 * 0x1p-24 * size) << size;
   }
@@ -56,9 +56,9 @@ TEST(InspectGrads, MultiplierUnscalesAndClipsAtOnce) {
   const Param param = with_grad("w", torch::full({4}, 1024.0));
   const auto grads = inspect_grads({param}, 256.0);
   EXPECT_DOUBLE_EQ(grads.norm(), 8.0);
-  EXPECT_DOUBLE_EQ(grads.unclipped().value, 1.0 / 256);
-  EXPECT_DOUBLE_EQ(grads.clipped_to(100.0).value, 1.0 / 256);
-  EXPECT_NEAR(grads.clipped_to(2.0).value, 1.0 / 1024, 1e-9);
+  EXPECT_DOUBLE_EQ(grads.unclipped().value(), 1.0 / 256);
+  EXPECT_DOUBLE_EQ(grads.clipped_to(100.0).value(), 1.0 / 256);
+  EXPECT_NEAR(grads.clipped_to(2.0).value(), 1.0 / 1024, 1e-9);
   EXPECT_NE(error_of([&] { (void)grads.clipped_to(0.0); }).find("max_norm is 0"), std::string::npos);
   EXPECT_NE(error_of([&] { (void)inspect_grads({param}, NAN); }).find("loss_scale is nan"),
             std::string::npos);

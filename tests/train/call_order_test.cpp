@@ -120,7 +120,7 @@ TEST(CallOrder, GradientsMayBeInspectedTwiceInAStep) {
     AdamW optimizer(mp.params());
     mp.backward(mp.forward([&] { return batch_loss(*model); }));
     const auto first = mp.inspect_grads(GradDetail::PerParam), second = mp.inspect_grads();
-    EXPECT_EQ(first.norm(), second.norm);
+    EXPECT_EQ(first.norm(), second.norm());
     EXPECT_TRUE(optimizer.step(second.unclipped()).stepped());
     mp.advance(second);
   }
