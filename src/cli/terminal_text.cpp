@@ -63,7 +63,7 @@ void print_paragraph(const std::string& text, int indent) {
   std::string line;
   std::istringstream words(text);
   for (std::string word; words >> word;) {
-    if (!line.empty() && indent + line.size() + 1 + word.size() > kColumns) {
+    if (!line.empty() && margin.size() + columns_of(line) + 1 + columns_of(word) > kColumns) {
       std::cout << margin << line << "\n";
       line.clear();
     }

@@ -84,11 +84,9 @@ class UntrustedText(unittest.TestCase):
         cls.good = cls.folder / "good"
         done = run("train", str(config), "--folder", str(cls.good))
         assert done.returncode == 0, done.stderr
-        cls.runs = 0
 
     def tell(self, *arguments, **environment):
         """Runs a command and looks at what it prints. Returns its exit code."""
-        UntrustedText.runs += 1
         done = subprocess.run([PROGRAM, *arguments], capture_output=True, stdin=subprocess.DEVNULL, cwd=self.folder,
                               env={**os.environ, **environment}, timeout=120)
         for name, output in (("stdout", done.stdout), ("stderr", done.stderr)):
@@ -165,7 +163,8 @@ class UntrustedText(unittest.TestCase):
                     changed = [*lines[:number], json.dumps(with_hostile(record, way, what)), *lines[number + 1:]]
                     (copy / "log.jsonl").write_text("\n".join(changed) + "\n")
                     self.tell("report", copy)
-                    self.tell("compare", self.good, copy, "--json")
+                    if kind == "run":
+                        self.tell("compare", self.good, copy, "--json")
         (copy / "log.jsonl").write_bytes(b"\n".join([HOSTILE.replace(b"\n", b" "), *(line.encode() for line in lines)]))
         self.tell("report", copy)
 
@@ -184,8 +183,9 @@ class UntrustedText(unittest.TestCase):
                 body = json.dumps(with_hostile(value, way, what))[:-1]
                 manifest.write_text(f'{body},\n"sha256":"{hashlib.sha256(body.encode()).hexdigest()}"}}\n')
                 self.tell("checkpoint", "inspect", copy)
-                self.tell("checkpoint", "verify", copy, "--json")
-                self.tell("checkpoint", "ls", copy)
+                if len(way) == 1:
+                    self.tell("checkpoint", "verify", copy, "--json")
+                    self.tell("checkpoint", "ls", copy)
 
     def test_every_text_of_a_configuration(self):
         text = (self.folder / "run.toml").read_text()
