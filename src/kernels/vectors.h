@@ -69,10 +69,10 @@ struct Vectors {
 
   /// The FP32 master, or the BF16 working copy where the master does not round to it: where the two are more
   /// than half a unit in the last place apart, or just that beside an odd working copy. In a pass that counts
-  /// each instruction this is half of what rounding takes; the one difference is beside a zero, where a NaN
-  /// of nothing but ones, which no arithmetic gives, counts as next to it.
-  static Words unless_edited(Words master, Words working) {
-    const Words edited = working << 16;
+  /// each instruction this is half of what rounding takes. It compares bits as whole numbers, where NaNs of
+  /// some payloads lie next to a zero or an Inf: they lose their payload first.
+  static Words unless_edited(Floats given, Words working) {
+    const Words master = Isa::without_payload(given), edited = working << 16;
     return Isa::choose(Isa::at_most(Isa::absolute(master - edited) + (working & 1u), 0x8000u), master,
                        edited);
   }

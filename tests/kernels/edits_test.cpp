@@ -142,6 +142,33 @@ TEST(EditedWeights, WhatIsNotFiniteStays) {
     }
 }
 
+// Whoever repairs a NaN writes over a master that is one: of whatever payload, also those whose bits lie next
+// to a zero's or an Inf's.
+TEST(EditedWeights, WhatIsWrittenOverANaNMasterCounts) {
+  const AdamWStep step = adamw_step({.learning_rate = 1e-2}, 3);
+  const std::vector<float> grads(kCount, 0.01f);
+  const std::uint32_t masters[] = {0xffffffff, 0xffffe000, 0xffff8000, 0x7fffffff, 0x7fff8000,
+                                   0x7f800001, 0x7f808000, 0xff800001, 0xff808000, 0x7fc00000};
+  for (const Format working : {Format::BF16, Format::FP16}) {
+    const UpdateLayout layout{.working = working, .weights = WeightStorage::Fp32Master};
+    const std::uint16_t inf = working == Format::BF16 ? 0x7f80 : 0x7c00;
+    const std::uint16_t codes[] = {0x0000, 0x8000, inf, static_cast<std::uint16_t>(inf | 0x8000), 0x3c00};
+    for (const KernelTable* table : available_kernels()) {
+      Weights weights;
+      for (std::size_t i = 0; i < kCount; ++i) {
+        weights.working[i] = codes[i % std::size(codes)];
+        weights.companion[i] = masters[i / std::size(codes) % std::size(masters)];
+      }
+      const auto full = weights.loaded(layout, *table);
+      for (std::size_t i = 0; i < kCount; ++i)
+        ASSERT_EQ(full[i], float(value_of(weights.working[i], working)));
+      Moments moments{std::vector<float>(kCount, 0.02f), std::vector<float>(kCount, 1e-4f)};
+      take_adamw_step(layout, step, weights, grads, moments, *table);
+      for (const float value : weights.loaded(layout, *table)) ASSERT_FALSE(std::isnan(value)) << table->isa;
+    }
+  }
+}
+
 // FP32 files hold NaNs of any payload; rounded like a number, 0x7fffffff would become -0.
 TEST(EditedWeights, NaNsOfAnyPayloadAreStoredAsNaNs) {
   std::vector<float> values(kCount);
