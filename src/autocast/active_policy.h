@@ -1,4 +1,4 @@
-// What the innermost AutocastScope of this thread asks for.
+// What the innermost AutocastScope of this thread asks for, and whether there are kernels to do it.
 #pragma once
 
 #include <c10/util/ThreadLocalDebugInfo.h>
@@ -27,5 +27,10 @@ std::shared_ptr<c10::DebugInfoBase> as_debug_info(std::optional<ActivePolicy> po
 
 /// Null outside any scope.
 const ActivePolicy* active_policy();
+
+/// Halfstep's kernels on LibTorch's autocast keys, one for each row of the table and device, are put in place
+/// while the library is loaded, where nobody can catch: this tells afterwards. Throws an Error that names the
+/// rows whose operation this LibTorch does not have.
+void check_every_row_has_its_kernel();
 
 }  // namespace halfstep

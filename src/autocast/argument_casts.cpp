@@ -1,12 +1,11 @@
 #include "autocast/argument_casts.h"
 
-#include <ATen/TensorSubclassLikeUtils.h>
+#include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 #include <halfstep/memory.h>
 
-#include <optional>
-
-#include "tensor/saved_tensors.h"
+#include <memory>
+#include <utility>
 
 namespace halfstep {
 namespace {
@@ -41,6 +40,27 @@ void look_at(const at::Tensor& tensor, std::size_t argument, at::DeviceType devi
   const bool widest_is_real = found.widest && !is_unscaled(*found.widest);
   found.widest = widest_is_real ? c10::promoteTypes(*found.widest, type) : type;
 }
+
+class UpcastPacker final : public SavedTensorPacker {
+ public:
+  explicit UpcastPacker(std::vector<Upcast> upcasts) : upcasts_(std::move(upcasts)) {}
+
+  std::optional<PackedTensor> pack(const at::Tensor& tensor) override {
+    for (const auto& [original, copy] : upcasts_) {
+      if (tensor.scalar_type() == copy.scalar_type() && share_storage(tensor, copy)) {
+        // A cast of the same original has the same strides as the first, so a view lies in it at the same
+        // place.
+        return PackedTensor{original, [saved = StoragePlace(tensor)](const at::Tensor& kept) {
+                              return saved.in(kept.to(at::kFloat));
+                            }};
+      }
+    }
+    return std::nullopt;
+  }
+
+ private:
+  std::vector<Upcast> upcasts_;
+};
 
 }  // namespace
 
@@ -78,9 +98,20 @@ std::vector<Upcast> cast_arguments_(Arguments arguments, at::DeviceType device, 
   return upcasts;
 }
 
-bool is_plain(const at::Tensor& tensor) {
-  return tensor.layout() == at::kStrided && !at::isTensorSubclassLike(tensor) &&
-         !tensor._fw_grad(/*level=*/0).defined();
+bool original_may_stand_for(const Upcast& upcast) {
+  const at::Tensor& original = upcast.original;
+  if (original.layout() != at::kStrided || original.is_nested() || original.is_inference() ||
+      is_parameter_or_view_of_one(original))
+    return false;
+  // A region that is replayed keeps nothing, and may find an input in another storage the second time.
+  return SavedTensorScope::is_replayed() || original.storage().nbytes() <= upcast.copy.storage().nbytes();
+}
+
+RepeatedUpcasts::RepeatedUpcasts(std::vector<Upcast> upcasts) {
+  if (upcasts.empty() || !at::GradMode::is_enabled() || !saved_tensors_can_be_packed()) return;
+  std::erase_if(upcasts, [](const Upcast& upcast) { return !original_may_stand_for(upcast); });
+  if (upcasts.empty()) return;
+  scope_.emplace(std::make_shared<UpcastPacker>(std::move(upcasts)), "AutocastScope");
 }
 
 }  // namespace halfstep

@@ -1,4 +1,5 @@
-// Casts among the arguments of one operation, as they lie on the dispatcher's stack.
+// Casts among the arguments of one operation, as they lie on the dispatcher's stack, and what backward keeps
+// of those that went up.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "autocast/upcasts.h"
+#include "tensor/saved_tensors.h"
 
 namespace halfstep {
 
@@ -29,12 +30,31 @@ struct FloatingArguments {
 
 FloatingArguments floating_arguments(std::span<const c10::IValue> arguments, at::DeviceType device);
 
+/// One BF16 or FP16 argument and the FP32 copy that the operation gets in its place.
+struct Upcast {
+  at::Tensor original;
+  at::Tensor copy;
+};
+
 /// Casts every floating-point tensor of the device to `to`, except FP64 ones. Returns those casts that went
 /// up from BF16 or FP16.
 std::vector<Upcast> cast_arguments_(Arguments arguments, at::DeviceType device, at::ScalarType to);
 
-/// Strided, of no subclass and without a forward-mode gradient: an operation of ours may take the place of
-/// LibTorch's.
-bool is_plain(const at::Tensor& tensor);
+/// Whether backward may keep the original in place of the copy.
+bool original_may_stand_for(const Upcast& upcast);
+
+/// While it lives, backward keeps the originals where it would keep the copies, and casts them again: the
+/// same bits in half the bytes, and often in none, because a neighbour keeps the original anyway.
+///
+/// The copy itself is kept where the original is a parameter, because an optimizer may change it before
+/// backward unseen, and where the original is a small part of a storage that would be held with it.
+class RepeatedUpcasts {
+ public:
+  /// Does nothing when there is nothing to do: no up-casts, gradients off, or an engine that cannot be asked.
+  explicit RepeatedUpcasts(std::vector<Upcast> upcasts);
+
+ private:
+  std::optional<SavedTensorScope> scope_;
+};
 
 }  // namespace halfstep

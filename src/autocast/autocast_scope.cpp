@@ -2,13 +2,23 @@
 #include <halfstep/autocast.h>
 #include <torch/csrc/jit/python/update_graph_executor_opt.h>
 
+#include <string_view>
+#include <utility>
+
 #include "autocast/active_policy.h"
-#include "autocast/policy_kernel.h"
 #include "autocast/repeated_outputs.h"
 #include "autocast/type_gate.h"
 
 namespace halfstep {
 namespace {
+
+// Its address is the identity; the text shows up in LibTorch's own error messages.
+constexpr std::string_view kKindName = "HALFSTEP_AUTOCAST_POLICY";
+
+struct PolicyInfo final : c10::DebugInfoBase {
+  explicit PolicyInfo(std::optional<ActivePolicy> policy) : policy(std::move(policy)) {}
+  std::optional<ActivePolicy> policy;
+};
 
 std::shared_ptr<c10::DebugInfoBase> checked_policy(c10::ScalarType low, OpPolicy policy,
                                                    const AutocastOptions& options) {
@@ -21,6 +31,17 @@ std::shared_ptr<c10::DebugInfoBase> checked_policy(c10::ScalarType low, OpPolicy
 }
 
 }  // namespace
+
+c10::DebugInfoKind active_policy_kind() { return c10::DebugInfoKind(&kKindName); }
+
+std::shared_ptr<c10::DebugInfoBase> as_debug_info(std::optional<ActivePolicy> policy) {
+  return std::make_shared<PolicyInfo>(std::move(policy));
+}
+
+const ActivePolicy* active_policy() {
+  const auto* info = static_cast<const PolicyInfo*>(c10::ThreadLocalDebugInfo::get(active_policy_kind()));
+  return info && info->policy ? &*info->policy : nullptr;
+}
 
 AutocastScope::OuterRegion::OuterRegion(c10::DeviceType device, std::optional<c10::ScalarType> low)
     : device_(device),

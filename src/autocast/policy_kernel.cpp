@@ -1,22 +1,21 @@
-#include "autocast/policy_kernel.h"
-
+// Halfstep's kernels on LibTorch's autocast keys: what the policy asks for is done here.
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/GradMode.h>
 #include <halfstep/error.h>
-#include <torch/library.h>
+#include <torch/csrc/jit/frontend/function_schema_parser.h>
 
 #include <algorithm>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "autocast/active_policy.h"
 #include "autocast/argument_casts.h"
-#include "autocast/cross_entropy.h"
 #include "autocast/repeated_outputs.h"
-#include "autocast/rms_norm.h"
-#include "autocast/upcasts.h"
 #include "base/cpu_features.h"
+#include "ops/own_ops.h"
 
 namespace halfstep {
 namespace {
@@ -71,7 +70,7 @@ class RunningStatistics {
 /// nothing up by name.
 class PolicyKernel final : public c10::OperatorKernel {
  public:
-  PolicyKernel(std::size_t row, at::DeviceType device, const c10::OperatorHandle& op)
+  PolicyKernel(std::size_t row, at::DeviceType device, const c10::OperatorHandle& op, const OwnOp* own)
       : row_(row),
         device_(device),
         keys_below_(c10::DispatchKeySet::FULL_AFTER, autocast_key(device)),
@@ -84,9 +83,8 @@ class PolicyKernel final : public c10::OperatorKernel {
         is_lstm_kernel_(op_table()[row].op == "mkldnn_rnn_layer"),
         is_tensordot_(op_table()[row].op == "tensordot"),
         is_binary_cross_entropy_(op_table()[row].op == "binary_cross_entropy"),
-        is_cross_entropy_(op_table()[row].op == "cross_entropy_loss"),
-        is_rms_norm_(op_table()[row].op == "rms_norm"),
         is_cheap_to_repeat_(is_cheap_to_repeat(op_table()[row].op)),
+        own_(own),
         statistics_(op.schema()) {
     if (op.hasKernelForDispatchKey(autocast_key(device))) {
       stock_ = op.getComputedKernelForDispatchKey(autocast_key(device));
@@ -96,7 +94,9 @@ class PolicyKernel final : public c10::OperatorKernel {
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
     const ActivePolicy* policy = active_policy();
     if (!policy) return run_stock(op, keys, stack);
-    switch (policy->ops.rule_of_row(row_)) {
+    const OpRule rule = policy->ops.rule_of_row(row_);
+    if (own_ && own_->rule == rule && own_->takes(arguments(stack))) return run_own(stack);
+    switch (rule) {
       case OpRule::Stock:
         return run_stock_without_cache(op, keys, stack);
       case OpRule::AsIs:
@@ -110,7 +110,7 @@ class PolicyKernel final : public c10::OperatorKernel {
       case OpRule::First:
         return run_as_first(op, keys, stack);
     }
-    HALFSTEP_BUG("no such rule: ", static_cast<int>(policy->ops.rule_of_row(row_)));
+    HALFSTEP_BUG("no such rule: ", static_cast<int>(rule));
   }
 
  private:
@@ -132,6 +132,19 @@ class PolicyKernel final : public c10::OperatorKernel {
       }
     } const cache_off;
     run_stock(op, keys, stack);
+  }
+
+  /// The operation as Halfstep computes it.
+  void run_own(Stack* stack) const {
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(autocast_key(device_));
+    at::Tensor output = own_->run(arguments(stack));
+    if (own_->run_again && active_policy()->repeat_outputs) {
+      note_output(
+          {.run = own_->run_again, .autocast_key = autocast_key(device_), .others = other_arguments(stack)},
+          arguments(stack)[0].toTensor(), output);
+    }
+    torch::jit::drop(*stack, argument_count_);
+    stack->emplace_back(std::move(output));
   }
 
   void run_as_is(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
@@ -222,62 +235,8 @@ class PolicyKernel final : public c10::OperatorKernel {
     const bool caller_chose = dtype_index_ != kNone && !arguments(stack)[dtype_index_].isNone();
     if (caller_chose) return op.redispatchBoxed(keys & keys_below_, stack);
     if (is_binary_cross_entropy_) refuse_low_probabilities(arguments(stack)[0].toTensor());
-    if (is_cross_entropy_ && run_low_logits_cross_entropy(stack)) return;
-    if (is_rms_norm_ && run_low_rows_rms_norm(stack)) return;
     refuse_unscaled(op, floating_arguments(arguments(stack), device_), at::kFloat);
     run_cast(op, keys, stack, at::kFloat);
-  }
-
-  /// False where the operation has to go the usual way.
-  bool run_low_logits_cross_entropy(Stack* stack) const {
-    const Arguments given = arguments(stack);
-    const CrossEntropyArguments cross_entropy{
-        .logits = given[0].toTensor(),
-        .target = given[1].toTensor(),
-        .weight = given_tensor(given[2]),
-        .reduction = given[3].toInt(),
-        .ignore_index = given[4].toInt(),
-        .label_smoothing = given[5].toDouble(),
-    };
-    if (!takes_low_logits(cross_entropy)) return false;
-    const c10::impl::ExcludeDispatchKeyGuard no_autocast(autocast_key(device_));
-    give_back(stack, low_logits_cross_entropy(cross_entropy));
-    return true;
-  }
-
-  /// False where the operation has to go the usual way.
-  bool run_low_rows_rms_norm(Stack* stack) const {
-    const at::Tensor input = arguments(stack)[0].toTensor();
-    OutputRecipe recipe{.run = rms_norm_again, .others = other_arguments(stack)};
-    const RmsNormArguments rms_norm = rms_norm_arguments(input, recipe.others);
-    if (!takes_low_rows(rms_norm)) return false;
-    const c10::impl::ExcludeDispatchKeyGuard no_autocast(autocast_key(device_));
-    give_back(stack, low_rows_rms_norm(rms_norm));
-    if (active_policy()->repeat_outputs) note_output(std::move(recipe), input, stack->back().toTensor());
-    return true;
-  }
-
-  static RmsNormArguments rms_norm_arguments(const at::Tensor& input, const OutputRecipe::Others& others) {
-    return {.input = input,
-            .normalized_shape = others[0].toIntVector(),
-            .gain = given_tensor(others[1]),
-            .eps = others[2].toOptional<double>()};
-  }
-
-  static at::Tensor rms_norm_again(const at::Tensor& input, const OutputRecipe::Others& others) {
-    return low_rows_rms_norm(rms_norm_arguments(input, others));
-  }
-
-  /// Nothing where None was given, or the undefined tensor that torch::nn::functional passes for none.
-  static std::optional<at::Tensor> given_tensor(const c10::IValue& value) {
-    auto tensor = value.toOptional<at::Tensor>();
-    if (tensor && !tensor->defined()) tensor.reset();
-    return tensor;
-  }
-
-  void give_back(Stack* stack, at::Tensor result) const {
-    torch::jit::drop(*stack, argument_count_);
-    stack->emplace_back(std::move(result));
   }
 
   /// The type of the probability decides, not that of the operation: FP32 arithmetic cannot bring back what
@@ -366,8 +325,9 @@ class PolicyKernel final : public c10::OperatorKernel {
     if (!active_policy()->repeat_outputs || input.is_nested()) {
       return op.redispatchBoxed(keys & keys_below_, stack);
     }
-    OutputRecipe recipe = engine_recipe(op, autocast_key(device_),
-                                        arguments(stack)[0].toTensor().scalar_type(), other_arguments(stack));
+    OutputRecipe recipe{.run = engine_run(op, arguments(stack)[0].toTensor().scalar_type()),
+                        .autocast_key = autocast_key(device_),
+                        .others = other_arguments(stack)};
     op.redispatchBoxed(keys & keys_below_, stack);
     note_output(std::move(recipe), input, stack->back().toTensor());
   }
@@ -402,9 +362,8 @@ class PolicyKernel final : public c10::OperatorKernel {
   bool is_lstm_kernel_;
   bool is_tensordot_;
   bool is_binary_cross_entropy_;
-  bool is_cross_entropy_;
-  bool is_rms_norm_;
   bool is_cheap_to_repeat_;
+  const OwnOp* own_;  // null where LibTorch computes the operation whatever its arguments
   RunningStatistics statistics_;
   std::optional<c10::SafeKernelFunction> stock_;  // empty when stock autocast does nothing here
 };
@@ -419,29 +378,31 @@ class Registration {
     } silence;
     const c10::WarningUtils::WarningHandlerGuard silenced(&silence);
     for (const at::DeviceType device : {at::kCPU, at::kCUDA}) {
-      auto& library =
-          libraries_.emplace_back(torch::Library::IMPL, "aten", autocast_key(device), __FILE__, __LINE__);
-      for (std::size_t row = 0; row < op_table().size(); ++row) register_row(library, row, device);
+      for (std::size_t row = 0; row < op_table().size(); ++row) register_row(row, device);
     }
   }
 
   const std::string& missing_ops() const { return missing_ops_; }
 
  private:
-  void register_row(torch::Library& library, std::size_t row, at::DeviceType device) {
+  void register_row(std::size_t row, at::DeviceType device) {
     const std::string op(op_table()[row].op);
-    const auto dot = op.find('.');
-    const c10::OperatorName name("aten::" + op.substr(0, dot), dot == op.npos ? "" : op.substr(dot + 1));
-    const auto handle = c10::Dispatcher::singleton().findSchema(name);
+    const OwnOp* const own = own_op(op);
+    auto& dispatcher = c10::Dispatcher::singleton();
+    // One of LibTorch's, unless the row names another namespace.
+    const auto handle =
+        dispatcher.findSchema(torch::jit::parseName(op.find("::") == op.npos ? "aten::" + op : op));
     if (!handle) {
       missing_ops_ += " " + op;
       return;
     }
-    library.impl(op.c_str(), torch::CppFunction::makeFromBoxedFunctor(
-                                 std::make_unique<PolicyKernel>(row, device, *handle)));
+    registered_.push_back(dispatcher.registerImpl(
+        handle->operator_name(), autocast_key(device),
+        c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<PolicyKernel>(row, device, *handle, own)),
+        /*cpp_signature=*/std::nullopt, /*inferred_function_schema=*/nullptr, "Halfstep's policy"));
   }
 
-  std::vector<torch::Library> libraries_;
+  std::vector<c10::RegistrationHandleRAII> registered_;
   std::string missing_ops_;
 };
 

@@ -55,16 +55,20 @@ bool is_cheap_to_repeat(std::string_view op) {
   return std::find(std::begin(kCheap), std::end(kCheap), op) != std::end(kCheap);
 }
 
-OutputRecipe engine_recipe(const c10::OperatorHandle& op, c10::DispatchKey autocast_key,
-                           at::ScalarType input_type, OutputRecipe::Others others) {
-  const auto run = [op, autocast_key, input_type](const at::Tensor& input, const OutputRecipe::Others& rest) {
-    const c10::impl::ExcludeDispatchKeyGuard no_autocast(autocast_key);
-    torch::jit::Stack stack{input.to(input_type)};
-    stack.insert(stack.end(), rest.begin(), rest.end());
+std::function<at::Tensor(OpArguments)> engine_run(const c10::OperatorHandle& op, at::ScalarType input_type) {
+  return [op, input_type](OpArguments arguments) {
+    torch::jit::Stack stack(arguments.begin(), arguments.end());
+    stack.front() = stack.front().toTensor().to(input_type);
     op.callBoxed(stack);
     return stack.front().toTensor();
   };
-  return {.run = run, .others = std::move(others)};
+}
+
+at::Tensor RepeatableOutput::whole(const at::Tensor& input) const {
+  std::vector<c10::IValue> arguments{input};
+  arguments.insert(arguments.end(), recipe_.others.begin(), recipe_.others.end());
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(recipe_.autocast_key);
+  return recipe_.run(arguments);
 }
 
 RepeatableOutput::Part& RepeatableOutput::add_user(const StoragePlace& place, at::ScalarType type) {
@@ -77,9 +81,9 @@ RepeatableOutput::Part& RepeatableOutput::add_user(const StoragePlace& place, at
 at::Tensor RepeatableOutput::compute(const at::Tensor& input, Part& part) {
   const std::lock_guard lock(mutex_);
   if (!part.kept.defined()) {
-    const at::Tensor whole = recipe_.run(input, recipe_.others);
+    const at::Tensor made = whole(input);
     for (auto& [key, each] : parts_) {
-      if (!each.kept.defined()) each.kept = key.first.in(whole).to(key.second);
+      if (!each.kept.defined()) each.kept = key.first.in(made).to(key.second);
     }
   }
   at::Tensor result = part.kept;
@@ -111,7 +115,7 @@ void end_notes() {
   noted.reset();
 }
 
-std::optional<NotedArgument> noted_argument(std::span<const c10::IValue> arguments) {
+std::optional<NotedArgument> noted_argument(OpArguments arguments) {
   if (!noted || !at::GradMode::is_enabled()) return std::nullopt;
   const auto held = noted->output.lock();
   if (!held) return std::nullopt;
@@ -129,8 +133,7 @@ std::optional<NotedArgument> noted_argument(std::span<const c10::IValue> argumen
   return std::nullopt;
 }
 
-RepeatedOutput::RepeatedOutput(std::optional<NotedArgument> argument,
-                               std::span<const c10::IValue> cast_arguments) {
+RepeatedOutput::RepeatedOutput(std::optional<NotedArgument> argument, OpArguments cast_arguments) {
   if (!argument || SavedTensorScope::is_replayed()) return;
   at::Tensor cast = cast_arguments[argument->index].toTensor();
   scope_.emplace(std::make_shared<OutputPacker>(std::move(*argument), std::move(cast)), "AutocastScope");

@@ -3,18 +3,17 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/ivalue.h>
 
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <span>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "ops/own_ops.h"
 #include "tensor/saved_tensors.h"
 
 namespace halfstep {
@@ -25,14 +24,14 @@ bool is_cheap_to_repeat(std::string_view op);
 
 /// How an output is made from an input. Holds no activation.
 struct OutputRecipe {
-  using Others = std::vector<c10::IValue>;
-  std::function<at::Tensor(const at::Tensor& input, const Others& others)> run;
-  Others others;  // arguments after the first, as the operation got them
+  std::function<at::Tensor(OpArguments arguments)> run;
+  c10::DispatchKey autocast_key;    // off while it runs
+  std::vector<c10::IValue> others;  // arguments after the first, which is the input
 };
 
-/// The operation of LibTorch, on an input of this type, as below an autocast key.
-OutputRecipe engine_recipe(const c10::OperatorHandle& op, c10::DispatchKey autocast_key,
-                           at::ScalarType input_type, OutputRecipe::Others others);
+/// LibTorch's operation on an input of this type, for OutputRecipe::run.
+std::function<at::Tensor(OpArguments arguments)> engine_run(const c10::OperatorHandle& op,
+                                                            at::ScalarType input_type);
 
 /// An output that backward computes again.
 class RepeatableOutput {
@@ -54,6 +53,8 @@ class RepeatableOutput {
   at::Tensor compute(const at::Tensor& input, Part& part);
 
  private:
+  at::Tensor whole(const at::Tensor& input) const;
+
   OutputRecipe recipe_;
   std::mutex mutex_;
   std::map<std::pair<StoragePlace, at::ScalarType>, Part> parts_;
@@ -77,13 +78,13 @@ struct NotedArgument {
   std::shared_ptr<RepeatableOutput> output;
 };
 
-std::optional<NotedArgument> noted_argument(std::span<const c10::IValue> arguments);
+std::optional<NotedArgument> noted_argument(OpArguments arguments);
 
 /// While it lives, backward keeps that input where it would keep the argument or its cast copy. Does
 /// nothing in a region that will be replayed.
 class RepeatedOutput {
  public:
-  RepeatedOutput(std::optional<NotedArgument> argument, std::span<const c10::IValue> cast_arguments);
+  RepeatedOutput(std::optional<NotedArgument> argument, OpArguments cast_arguments);
 
  private:
   std::optional<SavedTensorScope> scope_;

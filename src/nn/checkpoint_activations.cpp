@@ -15,8 +15,7 @@
 #include <typeinfo>
 #include <unordered_set>
 
-#include "nn/recompute_state.h"
-#include "nn/region_random.h"
+#include "nn/second_run.h"
 #include "tensor/saved_tensors.h"
 
 namespace halfstep {

@@ -1,5 +1,6 @@
-#include "autocast/rms_norm.h"
-
+// RMS norm of BF16 or FP16 rows, computed in FP32 without an FP32 copy of them: one pass over the rows where
+// LibTorch makes eight. Backward keeps the rows as they are and one FP32 number a row, and rounds each
+// gradient once.
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
@@ -13,8 +14,8 @@
 #include <algorithm>
 #include <limits>
 
-#include "autocast/argument_casts.h"
 #include "kernels/norm.h"
+#include "ops/own_ops.h"
 
 namespace halfstep {
 namespace {
@@ -98,28 +99,48 @@ class LowRowsRmsNorm : public torch::autograd::Function<LowRowsRmsNorm> {
   }
 };
 
-}  // namespace
+/// The arguments of aten::rms_norm.
+struct RmsNormArguments {
+  explicit RmsNormArguments(OpArguments given)
+      : input(given[0].toTensor()),
+        normalized_shape(given[1].toDimVector()),
+        gain(given_tensor(given[2])),
+        eps(given[3].toOptional<double>()) {}
 
-bool takes_low_rows(const RmsNormArguments& arguments) {
+  const at::Tensor& input;
+  at::DimVector normalized_shape;
+  std::optional<at::Tensor> gain;
+  std::optional<double> eps;
+};
+
+/// Dense rows of BF16 or FP16 on the CPU, normed over the last dimension.
+bool takes(OpArguments given) {
+  const RmsNormArguments arguments(given);
   const at::Tensor& input = arguments.input;
-  const bool low = input.scalar_type() == at::kBFloat16 || input.scalar_type() == at::kHalf;
-  if (!low || !input.is_cpu() || !is_plain(input) || !input.is_contiguous() || input.numel() == 0 ||
+  if (!is_low(input) || !input.is_cpu() || !is_plain(input) || !input.is_contiguous() || input.numel() == 0 ||
       input.dim() == 0)
     return false;
-  if (arguments.normalized_shape != std::vector<int64_t>{input.size(-1)}) return false;
+  const at::IntArrayRef row = input.sizes().slice(input.dim() - 1);
+  if (row != at::IntArrayRef(arguments.normalized_shape)) return false;
   const auto& gain = arguments.gain;
-  return !gain ||
-         (gain->is_cpu() && is_plain(*gain) && gain->sizes() == input.sizes().slice(input.dim() - 1) &&
-          (gain->scalar_type() == at::kFloat || gain->scalar_type() == at::kBFloat16 ||
-           gain->scalar_type() == at::kHalf));
+  return !gain || (gain->is_cpu() && is_plain(*gain) && gain->sizes() == row &&
+                   (gain->scalar_type() == at::kFloat || is_low(*gain)));
 }
 
-at::Tensor low_rows_rms_norm(const RmsNormArguments& arguments) {
+/// The FP32 output, as stock computes it from an FP32 copy, but with sums in FP64.
+at::Tensor run(OpArguments given) {
+  const RmsNormArguments arguments(given);
   const auto fp32 = arguments.input.options().dtype(at::kFloat);
   const at::Tensor gain = arguments.gain ? arguments.gain->to(at::kFloat).contiguous()
                                          : at::ones({arguments.input.size(-1)}, fp32);
   return LowRowsRmsNorm::apply(arguments.input, gain,
                                arguments.eps.value_or(std::numeric_limits<float>::epsilon()));
+}
+
+}  // namespace
+
+OwnOp low_rows_rms_norm() {
+  return {.op = "rms_norm", .rule = OpRule::Fp32, .takes = takes, .run = run, .run_again = run};
 }
 
 }  // namespace halfstep

@@ -1,5 +1,8 @@
-#include "autocast/cross_entropy.h"
-
+// Cross-entropy of BF16 or FP16 logits, computed in FP32 without an FP32 copy of them: a few rows at a time,
+// so that what is FP32 stays small.
+//
+// Backward keeps the logits as they are and two FP32 numbers a row, and rounds each gradient once. Where the
+// graph is not kept and nobody else holds the logits, the gradient takes their memory.
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -16,7 +19,7 @@
 
 #include <algorithm>
 
-#include "autocast/argument_casts.h"
+#include "ops/own_ops.h"
 #include "tensor/saved_tensors.h"
 #include "tensor/vector_math.h"
 
@@ -141,12 +144,30 @@ class LowLogitsCrossEntropy : public torch::autograd::Function<LowLogitsCrossEnt
   }
 };
 
-}  // namespace
+/// The arguments of aten::cross_entropy_loss.
+struct CrossEntropyArguments {
+  explicit CrossEntropyArguments(OpArguments given)
+      : logits(given[0].toTensor()),
+        target(given[1].toTensor()),
+        weight(given_tensor(given[2])),
+        reduction(given[3].toInt()),
+        ignore_index(given[4].toInt()),
+        label_smoothing(given[5].toDouble()) {}
 
-bool takes_low_logits(const CrossEntropyArguments& arguments) {
+  const at::Tensor& logits;
+  const at::Tensor& target;
+  std::optional<at::Tensor> weight;
+  int64_t reduction;  // at::Reduction
+  int64_t ignore_index;
+  double label_smoothing;
+};
+
+/// Rows of BF16 or FP16 logits on CPU or CUDA, one class index a row; class weights or label smoothing, not
+/// both.
+bool takes(OpArguments given) {
+  const CrossEntropyArguments arguments(given);
   const at::Tensor &logits = arguments.logits, &target = arguments.target;
   const auto& weight = arguments.weight;
-  const bool low = logits.scalar_type() == at::kBFloat16 || logits.scalar_type() == at::kHalf;
   const bool plain = (logits.is_cpu() || logits.is_cuda()) && is_plain(logits);
   const bool rows_of_classes = logits.dim() == 2 && logits.numel() > 0 && target.dim() == 1 &&
                                target.size(0) == logits.size(0) && target.scalar_type() == at::kLong &&
@@ -155,13 +176,25 @@ bool takes_low_logits(const CrossEntropyArguments& arguments) {
       !weight || (weight->dim() == 1 && weight->size(0) == logits.size(1) && !weight->requires_grad() &&
                   weight->device() == logits.device() && arguments.label_smoothing == 0);
   const bool known_smoothing = arguments.label_smoothing >= 0 && arguments.label_smoothing <= 1;
-  return low && plain && rows_of_classes && known_weight && known_smoothing;
+  return is_low(logits) && plain && rows_of_classes && known_weight && known_smoothing;
 }
 
-at::Tensor low_logits_cross_entropy(const CrossEntropyArguments& arguments) {
+/// The FP32 loss, as stock computes it from FP32 copies.
+at::Tensor run(OpArguments given) {
+  const CrossEntropyArguments arguments(given);
   const ExactSavedTensors exact;
   return LowLogitsCrossEntropy::apply(arguments.logits, arguments.target, arguments.weight,
                                       arguments.reduction, arguments.ignore_index, arguments.label_smoothing);
+}
+
+}  // namespace
+
+OwnOp low_logits_cross_entropy() {
+  return {.op = "cross_entropy_loss",
+          .rule = OpRule::Fp32,
+          .takes = takes,
+          .run = run,
+          .run_again = nullptr};  // a loss is small
 }
 
 }  // namespace halfstep

@@ -1,0 +1,39 @@
+#include "ops/own_ops.h"
+
+#include <ATen/TensorSubclassLikeUtils.h>
+
+#include <algorithm>
+
+namespace halfstep {
+
+// Made at the first call, so that a row is there whoever asks while the library is loaded.
+std::span<const OwnOp> own_ops() {
+  static const OwnOp table[] = {
+      low_logits_cross_entropy(),
+      low_rows_rms_norm(),
+  };
+  return table;
+}
+
+const OwnOp* own_op(std::string_view op) {
+  const auto table = own_ops();
+  const auto row = std::find_if(table.begin(), table.end(), [&](const OwnOp& each) { return each.op == op; });
+  return row == table.end() ? nullptr : &*row;
+}
+
+bool is_low(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kBFloat16 || tensor.scalar_type() == at::kHalf;
+}
+
+bool is_plain(const at::Tensor& tensor) {
+  return tensor.layout() == at::kStrided && !at::isTensorSubclassLike(tensor) &&
+         !tensor._fw_grad(/*level=*/0).defined();
+}
+
+std::optional<at::Tensor> given_tensor(const c10::IValue& argument) {
+  auto tensor = argument.toOptional<at::Tensor>();
+  if (tensor && !tensor->defined()) tensor.reset();
+  return tensor;
+}
+
+}  // namespace halfstep

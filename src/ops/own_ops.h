@@ -1,0 +1,56 @@
+// The operations that Halfstep computes itself: a table.
+//
+// The kernel on LibTorch's autocast keys looks its operation up here and knows none of them. To add one,
+// write a file in this room with a function that returns its row, and name the function below and in
+// own_ops.cpp. That function also defines the operation in LibTorch's dispatcher where LibTorch lacks it:
+// rows are read before the dispatcher is asked.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <halfstep/config.h>
+#include <halfstep/op_policy.h>
+
+#include <optional>
+#include <span>
+#include <string_view>
+
+namespace halfstep {
+
+/// The arguments of one call, in the order of the operation's schema.
+using OpArguments = std::span<const c10::IValue>;
+
+/// One row.
+struct OwnOp {
+  std::string_view op;  // as op_table() spells it
+  OpRule rule;          // run where the policy has this rule for the operation
+  /// Whether these arguments are covered. All others go through LibTorch's operation.
+  bool (*takes)(OpArguments arguments);
+  /// The output, with its node in autograd's graph. Called with autocast off.
+  at::Tensor (*run)(OpArguments arguments);
+  /// The same bits from the same arguments, for backward, which then keeps the first argument and not the
+  /// output. Called with autocast off. Null where the output is kept.
+  at::Tensor (*run_again)(OpArguments arguments);
+};
+
+/// Exported for the test that walks the table.
+HALFSTEP_API std::span<const OwnOp> own_ops();
+
+/// Null for an operation that only LibTorch computes.
+const OwnOp* own_op(std::string_view op);
+
+// The rows, each in a file of its own.
+OwnOp low_logits_cross_entropy();
+OwnOp low_rows_rms_norm();
+
+/// BF16 or FP16.
+bool is_low(const at::Tensor& tensor);
+
+/// Strided, of no subclass and without a forward-mode gradient: an operation of ours may take the place of
+/// LibTorch's.
+bool is_plain(const at::Tensor& tensor);
+
+/// Nothing where None was given, or the undefined tensor that torch::nn::functional passes for none.
+std::optional<at::Tensor> given_tensor(const c10::IValue& argument);
+
+}  // namespace halfstep

@@ -1,0 +1,189 @@
+// The table of operations that Halfstep computes itself: each row is reached, and steps aside for arguments
+// that it does not cover.
+#include "ops/own_ops.h"
+
+#include <gtest/gtest.h>
+#include <halfstep/autocast.h>
+#include <torch/csrc/jit/frontend/function_schema_parser.h>
+#include <torch/torch.h>
+
+#include <set>
+
+#include "support/any_machine.h"
+
+namespace halfstep::testing {
+namespace {
+
+using Arguments = std::vector<c10::IValue>;
+
+struct Call {
+  const char* what;
+  Arguments arguments;
+};
+
+/// Calls of one operation; the first argument is differentiated.
+struct Calls {
+  std::string op;
+  std::vector<Call> taken, left_alone;
+};
+
+Calls cross_entropy_calls() {
+  const auto loss = [](const at::Tensor& logits, const at::Tensor& target, const c10::IValue& weight = {},
+                       double label_smoothing = 0) {
+    const int64_t reduction = at::Reduction::Mean, ignore_index = -100;
+    return Arguments{logits, target, weight, reduction, ignore_index, label_smoothing};
+  };
+  const at::Tensor fp32 = at::randn({6, 10}), low = fp32.to(at::kBFloat16);
+  const at::Tensor classes = at::randint(10, {6}), weight = at::rand({10}) + 0.5;
+  return {.op = "cross_entropy_loss",
+          .taken = {{"BF16 logits", loss(low, classes)},
+                    {"FP16 logits", loss(fp32.to(at::kHalf), classes)},
+                    {"class weights", loss(low, classes, weight)},
+                    {"label smoothing", loss(low, classes, {}, 0.1)}},
+          .left_alone = {
+              {"FP32 logits", loss(fp32, classes)},
+              {"class weights and label smoothing", loss(low, classes, weight, 0.1)},
+              {"probabilities as the target", loss(low, at::softmax(at::randn({6, 10}), 1))},
+              {"logits of pixels", loss(at::randn({2, 10, 3}).to(at::kBFloat16), at::randint(10, {2, 3}))},
+              {"one row", loss(low[0], classes[0])}}};
+}
+
+Calls rms_norm_calls() {
+  const auto norm = [](const at::Tensor& rows, std::vector<int64_t> shape, const c10::IValue& gain = {},
+                       const c10::IValue& eps = 1e-3) {
+    return Arguments{rows, std::move(shape), gain, eps};
+  };
+  const at::Tensor fp32 = at::randn({4, 6, 16}), low = fp32.to(at::kBFloat16), gain = at::rand({16}) + 0.5;
+  return {.op = "rms_norm",
+          .taken = {{"BF16 rows", norm(low, {16}, gain)},
+                    {"FP16 rows", norm(fp32.to(at::kHalf), {16}, gain)},
+                    {"a low gain", norm(low, {16}, gain.to(at::kBFloat16))},
+                    {"no gain", norm(low, {16})},
+                    {"no eps", norm(low, {16}, gain, {})}},
+          .left_alone = {{"FP32 rows", norm(fp32, {16}, gain)},
+                         {"two dimensions", norm(low, {6, 16})},
+                         {"rows across memory", norm(low.transpose(0, 2), {4})}}};
+}
+
+std::vector<Calls> all_calls() {
+  at::manual_seed(5);
+  return {cross_entropy_calls(), rms_norm_calls()};
+}
+
+const OwnOp& row_of(const std::string& op) {
+  for (const OwnOp& row : own_ops()) {
+    if (row.op == op) return row;
+  }
+  throw std::runtime_error("no row for " + op);
+}
+
+c10::OperatorHandle handle_of(const std::string& op) {
+  return c10::Dispatcher::singleton().findSchema(torch::jit::parseName("aten::" + op)).value();
+}
+
+struct Result {
+  at::Tensor output, grad;
+  std::string made_by;  // the type of its node in autograd's graph
+  bool is_ours() const { return made_by.find("halfstep") != std::string::npos; }
+};
+
+at::Tensor call(const std::string& op, Arguments arguments) {
+  handle_of(op).callBoxed(arguments);
+  return arguments[0].toTensor();
+}
+
+/// `forward` makes an output of the arguments, the first of which is a leaf.
+template <typename Forward>
+Result result_of(Arguments arguments, Forward forward) {
+  const at::Tensor leaf = arguments[0].toTensor().clone().requires_grad_();
+  arguments[0] = leaf;
+  const at::Tensor output = forward(std::move(arguments));
+  return {output.detach(), torch::autograd::grad({output.sum()}, {leaf})[0], output.grad_fn()->name()};
+}
+
+Result in_scope(const std::string& op, const Arguments& arguments,
+                const OpPolicy& policy = OpPolicy::standard()) {
+  return result_of(arguments, [&](Arguments given) {
+    const AutocastScope scope(at::kBFloat16, policy, kAnyMachine);
+    return call(op, std::move(given));
+  });
+}
+
+/// LibTorch's operation without a scope, on tensors that were cast as the rule says.
+Result by_libtorch(const std::string& op, const Arguments& arguments, OpRule rule) {
+  const at::ScalarType type = rule == OpRule::Low ? at::kBFloat16 : at::kFloat;
+  return result_of(arguments, [&](Arguments given) {
+    for (c10::IValue& argument : given) {
+      if (argument.isTensor() && argument.toTensor().is_floating_point())
+        argument = argument.toTensor().to(type);
+    }
+    return call(op, std::move(given));
+  });
+}
+
+TEST(OwnOps, EachRowIsAnOperationOfThePolicyAndHasItsCallsHere) {
+  std::set<std::string> rows, called;
+  for (const OwnOp& row : own_ops()) {
+    EXPECT_TRUE(rows.emplace(row.op).second) << row.op << " has two rows";
+    EXPECT_EQ(OpPolicy::standard().rule(row.op), row.rule) << row.op << " would never run";
+    EXPECT_TRUE(row.takes && row.run) << row.op;
+  }
+  for (const Calls& calls : all_calls()) {
+    called.insert(calls.op);
+    EXPECT_FALSE(calls.taken.empty() || calls.left_alone.empty()) << calls.op;
+    for (const auto& list : {calls.taken, calls.left_alone}) {
+      for (const Call& call : list)
+        EXPECT_EQ(call.arguments.size(), handle_of(calls.op).schema().arguments().size()) << calls.op;
+    }
+  }
+  EXPECT_EQ(rows, called);
+}
+
+TEST(OwnOps, ArgumentsThatARowTakesAreComputedByIt) {
+  for (const Calls& calls : all_calls()) {
+    for (const Call& call : calls.taken) {
+      SCOPED_TRACE(calls.op + ": " + call.what);
+      EXPECT_TRUE(row_of(calls.op).takes(call.arguments));
+      EXPECT_TRUE(in_scope(calls.op, call.arguments).is_ours());
+    }
+  }
+}
+
+TEST(OwnOps, ArgumentsThatNoRowTakesHaveTheBitsOfLibTorchsOwnOperation) {
+  for (const Calls& calls : all_calls()) {
+    for (const Call& call : calls.left_alone) {
+      SCOPED_TRACE(calls.op + ": " + call.what);
+      EXPECT_FALSE(row_of(calls.op).takes(call.arguments));
+      const Result got = in_scope(calls.op, call.arguments);
+      const Result expected = by_libtorch(calls.op, call.arguments, row_of(calls.op).rule);
+      EXPECT_FALSE(got.is_ours());
+      EXPECT_EQ(got.output.scalar_type(), expected.output.scalar_type());
+      EXPECT_TRUE(at::equal(got.output, expected.output));
+      EXPECT_TRUE(at::equal(got.grad, expected.grad));
+    }
+  }
+}
+
+TEST(OwnOps, ARowRunsOnlyWhereThePolicyHasItsRule) {
+  for (const Calls& calls : all_calls()) {
+    for (const OpRule other : {OpRule::Stock, OpRule::Promote}) {
+      OpPolicy policy = OpPolicy::standard();
+      policy.set(calls.op, other);
+      EXPECT_FALSE(in_scope(calls.op, calls.taken.front().arguments, policy).is_ours()) << calls.op;
+    }
+  }
+}
+
+TEST(OwnOps, RunAgainHasTheBitsOfTheFirstRun) {
+  const at::NoGradGuard as_in_backward;
+  for (const Calls& calls : all_calls()) {
+    const OwnOp& row = row_of(calls.op);
+    if (!row.run_again) continue;
+    for (const Call& call : calls.taken)
+      EXPECT_TRUE(at::equal(row.run_again(call.arguments), row.run(call.arguments)))
+          << calls.op << ": " << call.what;
+  }
+}
+
+}  // namespace
+}  // namespace halfstep::testing
