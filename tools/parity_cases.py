@@ -1,20 +1,21 @@
-"""Tiny random GPT-2 and Llama folders, as transformers writes them and as it has written them before."""
+"""Tiny random folders of every family, as transformers writes them and as it has written them before."""
 import json
 import pathlib
 import shutil
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, GPT2Config, LlamaConfig
 
 VOCABULARY = 101
 BATCH, LENGTH = 2, 33
 
 
-def llama(**changed):
+def llama(kind=LlamaConfig, **changed):
+    """Llama or, with another class of config, a relative of it."""
     fields = dict(vocab_size=VOCABULARY, hidden_size=64, intermediate_size=112, num_hidden_layers=2, num_attention_heads=8,
                   num_key_value_heads=8, max_position_embeddings=64, rms_norm_eps=1e-5, tie_word_embeddings=False)
-    return LlamaConfig(**(fields | changed))
+    return kind(**(fields | changed))
 
 
 def gpt2(**changed):
@@ -84,9 +85,9 @@ def make_case(name: str, folder: pathlib.Path) -> None:
     config = CONFIGS[name]
     shutil.rmtree(folder, ignore_errors=True)
     torch.manual_seed(list(CONFIGS).index(name))
-    model = (GPT2LMHeadModel if config.model_type == "gpt2" else LlamaForCausalLM)(config)
+    model = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config)
     randomise(model)
-    if name == "llama_bf16_file":
+    if "bf16_file" in name:
         model = model.to(torch.bfloat16)
     model.generation_config.pad_token_id = None  # transformers 5 saves no negative one there
     model.save_pretrained(folder / "hf", max_shard_size="60KB" if "shards" in name else "5GB")
