@@ -5,7 +5,7 @@ import shutil
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, GPT2Config, LlamaConfig
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, GPT2Config, LlamaConfig, Qwen2Config
 
 VOCABULARY = 101
 BATCH, LENGTH = 2, 33
@@ -48,6 +48,15 @@ CONFIGS = {
     "gpt2_inner_and_logit_factors": gpt2(n_inner=100, scale_attn_weights=False, scale_attn_by_inverse_layer_idx=True),
     "gpt2_gelu_one_head": gpt2(activation_function="gelu", n_head=1),
     "gpt2_file_of_2019": gpt2(),
+    "qwen2_free_head": llama(Qwen2Config),
+    "qwen2_gqa_tied": llama(Qwen2Config, num_key_value_heads=2, tie_word_embeddings=True),
+    "qwen2_theta_and_eps": llama(Qwen2Config, rope_parameters=dict(rope_type="default", rope_theta=1e6), rms_norm_eps=1e-3),
+    "qwen2_window_from_layer_1": llama(Qwen2Config, use_sliding_window=True, sliding_window=9, max_window_layers=1, num_hidden_layers=3),
+    "qwen2_layer_types_gqa": llama(Qwen2Config, use_sliding_window=True, sliding_window=5, num_key_value_heads=4,
+                                   layer_types=["sliding_attention", "full_attention"]),
+    "qwen2_window_not_in_use": llama(Qwen2Config, sliding_window=9, max_window_layers=0),
+    "qwen2_config_of_transformers_4": llama(Qwen2Config, num_key_value_heads=4),
+    "qwen2_bf16_file": llama(Qwen2Config, num_key_value_heads=4, dtype="bfloat16"),
 }
 
 

@@ -28,12 +28,14 @@ struct Family {
 
 Family gpt2_family();
 Family llama_family();
+Family qwen2_family();
 
 /// In the order in which errors list them.
 inline const std::vector<Family>& families() {
   static const std::vector<Family> all{
       gpt2_family(),
       llama_family(),
+      qwen2_family(),
   };
   return all;
 }
