@@ -5,7 +5,7 @@ import shutil
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, GPT2Config, LlamaConfig, Qwen2Config
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, GPT2Config, LlamaConfig, Qwen2Config, Qwen3Config
 
 VOCABULARY = 101
 BATCH, LENGTH = 2, 33
@@ -57,6 +57,12 @@ CONFIGS = {
     "qwen2_window_not_in_use": llama(Qwen2Config, sliding_window=9, max_window_layers=0),
     "qwen2_config_of_transformers_4": llama(Qwen2Config, num_key_value_heads=4),
     "qwen2_bf16_file": llama(Qwen2Config, num_key_value_heads=4, dtype="bfloat16"),
+    "qwen3_head_16": llama(Qwen3Config, head_dim=16),
+    "qwen3_default_head_gqa_tied": llama(Qwen3Config, num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=True),
+    "qwen3_biases_eps": llama(Qwen3Config, head_dim=8, attention_bias=True, rms_norm_eps=1e-3),
+    "qwen3_window_in_shards": llama(Qwen3Config, head_dim=8, num_key_value_heads=4, use_sliding_window=True, sliding_window=7,
+                                    max_window_layers=0),
+    "qwen3_config_of_transformers_4": llama(Qwen3Config, head_dim=24, num_key_value_heads=2),
 }
 
 

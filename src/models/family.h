@@ -29,6 +29,7 @@ struct Family {
 Family gpt2_family();
 Family llama_family();
 Family qwen2_family();
+Family qwen3_family();
 
 /// In the order in which errors list them.
 inline const std::vector<Family>& families() {
@@ -36,6 +37,7 @@ inline const std::vector<Family>& families() {
       gpt2_family(),
       llama_family(),
       qwen2_family(),
+      qwen3_family(),
   };
   return all;
 }
