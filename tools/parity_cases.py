@@ -5,7 +5,7 @@ import shutil
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, GPT2Config, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, GPT2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 VOCABULARY = 101
 BATCH, LENGTH = 2, 33
@@ -63,6 +63,13 @@ CONFIGS = {
     "qwen3_window_in_shards": llama(Qwen3Config, head_dim=8, num_key_value_heads=4, use_sliding_window=True, sliding_window=7,
                                     max_window_layers=0),
     "qwen3_config_of_transformers_4": llama(Qwen3Config, head_dim=24, num_key_value_heads=2),
+    "mistral_gqa": llama(MistralConfig, num_key_value_heads=2, sliding_window=None),
+    "mistral_window": llama(MistralConfig, sliding_window=8),
+    "mistral_window_gqa_tied": llama(MistralConfig, num_key_value_heads=2, sliding_window=1, tie_word_embeddings=True),
+    "mistral_window_of_the_length": llama(MistralConfig, sliding_window=33),
+    "mistral_head_dim_theta": llama(MistralConfig, head_dim=24, num_attention_heads=4, num_key_value_heads=2, sliding_window=None,
+                                    rope_parameters=dict(rope_type="default", rope_theta=1e6)),
+    "mistral_config_of_transformers_4": llama(MistralConfig, num_key_value_heads=4, sliding_window=32),
 }
 
 

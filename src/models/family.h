@@ -30,6 +30,7 @@ Family gpt2_family();
 Family llama_family();
 Family qwen2_family();
 Family qwen3_family();
+Family mistral_family();
 
 /// In the order in which errors list them.
 inline const std::vector<Family>& families() {
@@ -38,6 +39,7 @@ inline const std::vector<Family>& families() {
       llama_family(),
       qwen2_family(),
       qwen3_family(),
+      mistral_family(),
   };
   return all;
 }
