@@ -82,16 +82,16 @@ seed = 5
 class BareLoop {
  public:
   BareLoop(const halfstep::RunConfig& config, const Path& tokens)
-      : model_({.vocab_size = kVocabulary,
-                .n_positions = config.data.sequence_length,
-                .n_embd = *config.model.width,
-                .n_layer = *config.model.layers,
-                .n_head = *config.model.heads,
-                .resid_pdrop = 0,
-                .embd_pdrop = 0,
-                .attn_pdrop = 0},
+      : model_(halfstep::Gpt2Config{.vocab_size = kVocabulary,
+                                    .n_positions = config.data.sequence_length,
+                                    .n_embd = *config.model.width,
+                                    .n_layer = *config.model.layers,
+                                    .n_head = *config.model.heads,
+                                    .resid_pdrop = 0,
+                                    .embd_pdrop = 0,
+                                    .attn_pdrop = 0},
                static_cast<uint64_t>(config.train.seed)),
-        mp_(halfstep::Precision::bf16(), model_, {.autocast = {.allow_emulated = true}}),
+        mp_(halfstep::Precision::bf16(), *model_, {.autocast = {.allow_emulated = true}}),
         optimizer_(groups(mp_.params(), config.optimizer)),
         batches_(files(tokens), {.batch_size = config.data.batch_size,
                                  .sequence_length = config.data.sequence_length,
@@ -99,7 +99,7 @@ class BareLoop {
 
   double step() {
     const auto batch = batches_.next();
-    const auto loss = mp_.forward([&] { return model_.loss(batch.inputs, batch.targets); });
+    const auto loss = mp_.forward([&] { return model_->loss(batch.inputs, batch.targets); });
     mp_.backward(loss);
     const auto grads = mp_.inspect_grads();
     const auto report = optimizer_.step(grads.clipped_to(1.0));

@@ -1,20 +1,21 @@
-"""Tiny random GPT-2 and Llama folders, as transformers writes them and as it has written them before."""
+"""Tiny random folders of every family, as transformers writes them and as it has written them before."""
 import json
 import pathlib
 import shutil
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, GPT2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 VOCABULARY = 101
 BATCH, LENGTH = 2, 33
 
 
-def llama(**changed):
+def llama(kind=LlamaConfig, **changed):
+    """Llama or, with another class of config, a relative of it."""
     fields = dict(vocab_size=VOCABULARY, hidden_size=64, intermediate_size=112, num_hidden_layers=2, num_attention_heads=8,
                   num_key_value_heads=8, max_position_embeddings=64, rms_norm_eps=1e-5, tie_word_embeddings=False)
-    return LlamaConfig(**(fields | changed))
+    return kind(**(fields | changed))
 
 
 def gpt2(**changed):
@@ -47,6 +48,28 @@ CONFIGS = {
     "gpt2_inner_and_logit_factors": gpt2(n_inner=100, scale_attn_weights=False, scale_attn_by_inverse_layer_idx=True),
     "gpt2_gelu_one_head": gpt2(activation_function="gelu", n_head=1),
     "gpt2_file_of_2019": gpt2(),
+    "qwen2_free_head": llama(Qwen2Config),
+    "qwen2_gqa_tied": llama(Qwen2Config, num_key_value_heads=2, tie_word_embeddings=True),
+    "qwen2_theta_and_eps": llama(Qwen2Config, rope_parameters=dict(rope_type="default", rope_theta=1e6), rms_norm_eps=1e-3),
+    "qwen2_window_from_layer_1": llama(Qwen2Config, use_sliding_window=True, sliding_window=9, max_window_layers=1, num_hidden_layers=3),
+    "qwen2_layer_types_gqa": llama(Qwen2Config, use_sliding_window=True, sliding_window=5, num_key_value_heads=4,
+                                   layer_types=["sliding_attention", "full_attention"]),
+    "qwen2_window_not_in_use": llama(Qwen2Config, sliding_window=9, max_window_layers=0),
+    "qwen2_config_of_transformers_4": llama(Qwen2Config, num_key_value_heads=4),
+    "qwen2_bf16_file": llama(Qwen2Config, num_key_value_heads=4, dtype="bfloat16"),
+    "qwen3_head_16": llama(Qwen3Config, head_dim=16),
+    "qwen3_default_head_gqa_tied": llama(Qwen3Config, num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=True),
+    "qwen3_biases_eps": llama(Qwen3Config, head_dim=8, attention_bias=True, rms_norm_eps=1e-3),
+    "qwen3_window_in_shards": llama(Qwen3Config, head_dim=8, num_key_value_heads=4, use_sliding_window=True, sliding_window=7,
+                                    max_window_layers=0),
+    "qwen3_config_of_transformers_4": llama(Qwen3Config, head_dim=24, num_key_value_heads=2),
+    "mistral_gqa": llama(MistralConfig, num_key_value_heads=2, sliding_window=None),
+    "mistral_window": llama(MistralConfig, sliding_window=8),
+    "mistral_window_gqa_tied": llama(MistralConfig, num_key_value_heads=2, sliding_window=1, tie_word_embeddings=True),
+    "mistral_window_of_the_length": llama(MistralConfig, sliding_window=33),
+    "mistral_head_dim_theta": llama(MistralConfig, head_dim=24, num_attention_heads=4, num_key_value_heads=2, sliding_window=None,
+                                    rope_parameters=dict(rope_type="default", rope_theta=1e6)),
+    "mistral_config_of_transformers_4": llama(MistralConfig, num_key_value_heads=4, sliding_window=32),
 }
 
 
@@ -84,9 +107,9 @@ def make_case(name: str, folder: pathlib.Path) -> None:
     config = CONFIGS[name]
     shutil.rmtree(folder, ignore_errors=True)
     torch.manual_seed(list(CONFIGS).index(name))
-    model = (GPT2LMHeadModel if config.model_type == "gpt2" else LlamaForCausalLM)(config)
+    model = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config)
     randomise(model)
-    if name == "llama_bf16_file":
+    if "bf16_file" in name:
         model = model.to(torch.bfloat16)
     model.generation_config.pad_token_id = None  # transformers 5 saves no negative one there
     model.save_pretrained(folder / "hf", max_shard_size="60KB" if "shards" in name else "5GB")

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Writes src/text/unicode_ranges.h: which code points the package `tokenizers` takes for letters, numbers, marks,
-spaces and digits, asked one by one, as what PCRE2 10.42 (Unicode 14) lacks.
+spaces and digits, asked one by one, as what PCRE2 10.42 (Unicode 14) lacks; and which ones its NFC changes, moves or
+joins to what stands before them.
 
     tools/unicode_ranges.py > src/text/unicode_ranges.h
 
@@ -10,7 +11,7 @@ import sys
 import unicodedata
 
 import tokenizers
-from tokenizers import Regex, pre_tokenizers
+from tokenizers import Regex, normalizers, pre_tokenizers
 
 POINTS = [p for p in range(0x110000) if not 0xD800 <= p <= 0xDFFF]
 PER_LINE = 5
@@ -28,6 +29,28 @@ def removed_by(pattern: str) -> set[int]:
     for _, (begin, end) in pre_tokenizers.Split(Regex(pattern), "removed").pre_tokenize_str(text):
         left.update(range(begin, end))
     return {p for i, p in enumerate(POINTS) if i not in left}
+
+
+def each_by(normalizer, before: str) -> dict[int, str]:
+    """What the normalizer makes of `before` and each code point, a line each."""
+    points = [p for p in POINTS if chr(p) != "\n"]
+    found = {}
+    for at in range(0, len(points), 0x400):
+        some = points[at:at + 0x400]
+        lines = normalizer.normalize_str("\n".join(before + chr(p) for p in some)).split("\n")
+        found.update(zip(some, lines, strict=True))
+    return found
+
+
+def not_settled_in_nfc() -> set[int]:
+    """Code points that NFC replaces, sorts before another mark, or joins to a code point before them. All others begin a
+    part of the text that NFC treats by itself."""
+    highest_class = "\u0345"  # 240: every other mark is sorted before it
+    nfc = normalizers.NFC()
+    moved = {p for p, text in each_by(nfc, highest_class).items() if text != highest_class + chr(p)}
+    decomposed = {p: text for p, text in each_by(normalizers.NFD(), "").items() if text != chr(p)}
+    joined = {ord(text[-1]) for p, text in decomposed.items() if nfc.normalize_str(text) == chr(p)}
+    return moved | joined | {ord(highest_class)}
 
 
 def ranges_of(points: set[int]) -> list[tuple[int, int]]:
@@ -63,6 +86,8 @@ def main() -> None:
     print_ranges("\\s, all of it.", "kSpaces", removed_by(r"\s"))
     print_ranges("What the pre-tokenizer Digits takes for a digit, all of it.", "kDigits",
                  matched_by(pre_tokenizers.Digits(individual_digits=True)))
+    print_ranges("What NFC replaces, sorts among marks, or joins to what stands before; all of it.", "kNotSettledInNfc",
+                 not_settled_in_nfc())
     print("\n}  // namespace halfstep::text")
 
 

@@ -1,12 +1,18 @@
-// Known models: GPT-2 and Llama from and to Hugging Face folders, and a ResNet-18.
+// Known models: GPT-2, Llama and its relatives from and to Hugging Face folders, and a ResNet-18.
 //
-// Ordinary torch::nn::Modules with Hugging Face's (torchvision's) parameter names. No line in them speaks of
-// precision: wrap them in MixedPrecision, or run them in an AutocastScope.
+//   halfstep::Llama model(halfstep::LlamaConfig{.hidden_size = 768}, /*seed=*/1);   // new weights
+//   const auto mistral = halfstep::load_pretrained("Mistral-7B");                   // any family
+//   model->apply([](torch::nn::Module& module) { ... });
+//
+// Ordinary torch::nn::Modules in module holders, with Hugging Face's (torchvision's) parameter names:
+// `apply`, `modules()`, `torch::save` and `torch::load` work. The models know nothing of precision: wrap them
+// in MixedPrecision, or run them in an AutocastScope.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <halfstep/config.h>
 #include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
 
 #include <cstdint>
 #include <filesystem>
@@ -17,11 +23,24 @@
 
 namespace halfstep {
 
-/// For models whose parameters are to be filled by the caller: they are made without values. On the meta
-/// device they are made without memory too.
+/// For models whose parameters the caller fills: they are left uninitialized. On the meta device they have no
+/// memory either.
 struct Unfilled {
   at::Device device = at::kCPU;
   at::ScalarType type = at::kFloat;
+};
+
+/// The sizes of a language model, under the same names for every family.
+struct CausalLMShape {
+  std::string family{};  ///< config.json's model_type
+  int64_t vocabulary = 0;
+  int64_t context = 0;  ///< the longest sequence that it was made for
+  int64_t layers = 0;
+  int64_t width = 0;
+  int64_t heads = 0;
+  int64_t key_value_heads = 0;
+  int64_t head_size = 0;
+  int64_t looked_up_weights = 0;  ///< elements of embeddings that are looked up and never multiplied
 };
 
 /// A model that gives each next token a logit.
@@ -34,10 +53,18 @@ class HALFSTEP_API CausalLM : public torch::nn::Module {
   /// shifted: the target of ids[b, i] is targets[b, i], usually ids[b, i + 1].
   at::Tensor loss(const at::Tensor& ids, const at::Tensor& targets);
 
-  /// What Hugging Face's config.json says of this model, but for the type of its weights.
-  virtual std::string config_json() const = 0;
+  virtual CausalLMShape shape() const = 0;
+  int64_t vocabulary() const { return shape().vocabulary; }
 
-  virtual int64_t vocabulary() const = 0;
+  /// Operations of forward and backward per token: two for each weight of a matrix product in forward and
+  /// four in backward; attention over half of the sequence on average, whatever its window.
+  double flops_per_token(int64_t sequence_length) const;
+
+  /// Draws new weights, as the family's authors did. Depends on the seed alone.
+  virtual void reset_parameters(uint64_t seed) = 0;
+
+  /// The model's Hugging Face config.json, without the type of its weights.
+  virtual std::string config_json() const = 0;
 
   /// Backward computes each block again instead of keeping what it computed: docs/memory.md. The gradients
   /// are the same.
@@ -80,7 +107,7 @@ struct LlamaConfig {
   int64_t num_attention_heads = 32;
   std::optional<int64_t> num_key_value_heads{};  ///< as many as attention heads if not given
   std::optional<int64_t> head_dim{};             ///< hidden_size / num_attention_heads if not given
-  int64_t max_position_embeddings = 2048;  ///< told to others; longer sequences are computed all the same
+  int64_t max_position_embeddings = 2048;        ///< metadata only; longer sequences still work
   std::string hidden_act = "silu";
   double rms_norm_eps = 1e-6;
   double initializer_range = 0.02;
@@ -96,15 +123,15 @@ struct LlamaConfig {
 
 /// GPT-2: learned positions, layer norm before each part, biases everywhere. Linear weights lie as Hugging
 /// Face's Conv1D has them, [inputs, outputs].
-class HALFSTEP_API Gpt2 : public CausalLM {
+class HALFSTEP_API Gpt2Impl : public CausalLM {
  public:
-  /// New weights, drawn as GPT-2's were.
-  Gpt2(Gpt2Config config, uint64_t seed);
-  Gpt2(Gpt2Config config, Unfilled unfilled);
+  Gpt2Impl(Gpt2Config config, uint64_t seed);
+  Gpt2Impl(Gpt2Config config, Unfilled unfilled);
 
   at::Tensor forward(const at::Tensor& ids) override;
+  CausalLMShape shape() const override;
+  void reset_parameters(uint64_t seed) override;
   std::string config_json() const override;
-  int64_t vocabulary() const override { return config_.vocab_size; }
   const Gpt2Config& config() const { return config_; }
 
  private:
@@ -113,25 +140,46 @@ class HALFSTEP_API Gpt2 : public CausalLM {
   std::shared_ptr<Transformer> transformer_;
   at::Tensor free_head_;
 };
+TORCH_MODULE(Gpt2);
 
-/// Llama: rotary positions, RMS norm before each part, SwiGLU, several query heads to one of keys and values.
-class HALFSTEP_API Llama : public CausalLM {
+/// Llama: rotary positions, RMS norm before each part, SwiGLU, several query heads per head of keys and
+/// values.
+class HALFSTEP_API LlamaImpl : public CausalLM {
  public:
-  /// New weights, drawn as Hugging Face draws them.
-  Llama(LlamaConfig config, uint64_t seed);
-  Llama(LlamaConfig config, Unfilled unfilled);
+  LlamaImpl(LlamaConfig config, uint64_t seed);
+  LlamaImpl(LlamaConfig config, Unfilled unfilled);
 
   at::Tensor forward(const at::Tensor& ids) override;
+  CausalLMShape shape() const override;
+  void reset_parameters(uint64_t seed) override;
   std::string config_json() const override;
-  int64_t vocabulary() const override { return config_.vocab_size; }
   const LlamaConfig& config() const { return config_; }
 
  private:
-  struct Model;
+  struct Body;
   LlamaConfig config_;
-  std::shared_ptr<Model> model_;
-  at::Tensor free_head_;
+  std::shared_ptr<Body> body_;
 };
+TORCH_MODULE(Llama);
+
+/// Sizes from which every family can make a new model.
+struct CausalLMSizes {
+  int64_t vocabulary = 0;
+  int64_t context = 0;
+  int64_t layers = 0;
+  int64_t width = 0;
+  int64_t heads = 0;
+  std::optional<int64_t> key_value_heads{};     ///< as many as heads if not given
+  std::optional<int64_t> feed_forward_width{};  ///< the family's usual multiple of the width if not given
+  double dropout = 0;
+};
+
+/// A config.json of these sizes, the family's defaults for all else: "gpt2", "llama" or a relative of it. An
+/// Error lists the families.
+HALFSTEP_API std::string config_json_of(const std::string& family, const CausalLMSizes& sizes);
+
+/// A new model of any family from the text of a config.json, with weights drawn from the seed.
+HALFSTEP_API std::shared_ptr<CausalLM> make_causal_lm(const std::string& config_json, uint64_t seed);
 
 struct LoadOptions {
   /// The parameters' type: FP32 is what mixed precision starts from. BF16 and FP16 files are widened, which
@@ -173,9 +221,9 @@ struct ResNet18Options {
 };
 
 /// ResNet-18 with torchvision's parameter and buffer names, new weights drawn as torchvision draws them.
-class HALFSTEP_API ResNet18 : public torch::nn::Module {
+class HALFSTEP_API ResNet18Impl : public torch::nn::Module {
  public:
-  ResNet18(ResNet18Options options, uint64_t seed);
+  ResNet18Impl(ResNet18Options options, uint64_t seed);
 
   /// Logits [batch, classes] of images [batch, channels, height, width].
   at::Tensor forward(const at::Tensor& images);
@@ -185,6 +233,7 @@ class HALFSTEP_API ResNet18 : public torch::nn::Module {
   bool small_images_;
   std::shared_ptr<Layers> layers_;
 };
+TORCH_MODULE(ResNet18);
 
 /// A model that is asked, not trained: no dropout and no autograd until the end of the block. Then each
 /// submodule has its own mode again, which need not be that of the whole: a frozen part of a model that

@@ -28,14 +28,15 @@ struct TokenizerOptions {
 /// Cuts text into tokens exactly as Hugging Face's `tokenizers` does (`encode` with add_special_tokens=False;
 /// tools/tokenizer_parity compares them), and puts tokens together again.
 ///
-/// Byte-level byte-pair encodings: GPT-2, Llama-3, SmolLM2 and their kin. What a file asks for that is not
-/// known here is refused by name; nothing in it is ignored but what puts special tokens around a text.
+/// Byte-level byte-pair encodings: GPT-2, Llama-3, SmolLM2, Qwen2, Qwen3, Mistral's Tekken and their kin.
+/// What a file asks for that is not known here is refused by name; nothing in it is ignored but what puts
+/// special tokens around a text.
 ///
 /// Bytes that are not valid UTF-8 are each cut by themselves, so `decode(encode(x)) == x` for any bytes, if
-/// the vocabulary has all 256.
+/// the vocabulary has all 256. A tokenizer that normalizes (Qwen's: NFC) gives back the normalized text.
 ///
-/// A word of more than 64 MiB (a file of zeros is one) is refused with its offset: merging it would take up
-/// to 60 times as much memory.
+/// A word of more than 64 MiB (a file of zeros is one) is refused with its offset in the normalized text:
+/// merging it would take up to 60 times as much memory.
 ///
 /// A handle: copies share the vocabulary. Safe to use from many threads at once.
 class HALFSTEP_API Tokenizer {
@@ -90,11 +91,13 @@ class HALFSTEP_API TokenStream {
 
  private:
   void encode(bool open, std::vector<int32_t>& ids);
+  size_t kept_back() const { return pending_.size() + normalized_.size(); }
 
   Tokenizer tokenizer_;
-  std::string pending_;
-  size_t enough_ = 0;           ///< bytes to have before it is worth looking again
-  uint64_t encoded_bytes_ = 0;  ///< of this text
+  std::string normalized_;    ///< the beginning of a word, in its normalized form
+  std::string pending_;       ///< the text behind it
+  size_t enough_ = 0;         ///< bytes to have before it is worth scanning again
+  uint64_t text_offset_ = 0;  ///< of what is kept back, in the normalized text
   uint64_t dropped_bytes_ = 0;
 };
 

@@ -9,13 +9,79 @@
 
 #include <cmath>
 
-#include "models/configs.h"
+#include "models/family.h"
 #include "models/layers.h"
 
 namespace halfstep {
 namespace {
 
-using models::Conv1D, models::Embedding, models::LayerNorm;
+using models::Conv1D, models::Embedding, models::LayerNorm, models::kLargestSize, models::kMostLayers;
+
+Gpt2Config read_config(const files::JsonPlace& file) {
+  files::JsonFields fields(file, kLargestSize);
+  // transformers takes these too, as other names of n_embd and its kin. No published file has them, and one
+  // that was overlooked would leave a default in its place.
+  for (const char* alias :
+       {"hidden_size", "num_attention_heads", "num_hidden_layers", "max_position_embeddings"})
+    fields.refuse(alias, "GPT-2's own names are n_embd, n_head, n_layer and n_positions.");
+  fields.refuse("add_cross_attention", "cross-attention is not implemented.");
+  fields.refuse("quantization_config", "quantised weights are not implemented.");
+  Gpt2Config config;
+  fields.read("vocab_size", config.vocab_size);
+  fields.read("n_positions", config.n_positions);
+  fields.read("n_embd", config.n_embd);
+  fields.read("n_layer", config.n_layer);
+  fields.read("n_head", config.n_head);
+  fields.read("n_inner", config.n_inner);
+  fields.read("activation_function", config.activation_function);
+  fields.read("resid_pdrop", config.resid_pdrop);
+  fields.read("embd_pdrop", config.embd_pdrop);
+  fields.read("attn_pdrop", config.attn_pdrop);
+  fields.read("layer_norm_epsilon", config.layer_norm_epsilon);
+  fields.read("initializer_range", config.initializer_range);
+  fields.read("scale_attn_weights", config.scale_attn_weights);
+  fields.read("scale_attn_by_inverse_layer_idx", config.scale_attn_by_inverse_layer_idx);
+  fields.read("tie_word_embeddings", config.tie_word_embeddings);
+  config.rest = fields.rest().dump();
+  return config;
+}
+
+nlohmann::json json_of(const Gpt2Config& config) {
+  auto file = nlohmann::json::parse(config.rest);
+  file["architectures"] = {"GPT2LMHeadModel"};
+  file["model_type"] = "gpt2";
+  file["vocab_size"] = config.vocab_size;
+  file["n_positions"] = config.n_positions;
+  file["n_embd"] = config.n_embd;
+  file["n_layer"] = config.n_layer;
+  file["n_head"] = config.n_head;
+  file["n_inner"] = config.n_inner ? nlohmann::json(*config.n_inner) : nlohmann::json();
+  file["activation_function"] = config.activation_function;
+  file["resid_pdrop"] = config.resid_pdrop;
+  file["embd_pdrop"] = config.embd_pdrop;
+  file["attn_pdrop"] = config.attn_pdrop;
+  file["layer_norm_epsilon"] = config.layer_norm_epsilon;
+  file["initializer_range"] = config.initializer_range;
+  file["scale_attn_weights"] = config.scale_attn_weights;
+  file["scale_attn_by_inverse_layer_idx"] = config.scale_attn_by_inverse_layer_idx;
+  file["tie_word_embeddings"] = config.tie_word_embeddings;
+  return file;
+}
+
+/// That the numbers fit one another and nothing overflows.
+void check_config(const Gpt2Config& config) {
+  for (const int64_t size : {config.vocab_size, config.n_positions, config.n_embd, config.n_head,
+                             config.n_inner.value_or(config.n_embd)})
+    HALFSTEP_CHECK(size >= 1 && size <= kLargestSize, "GPT-2 config: a size is ", size, ", expected 1 to ",
+                   kLargestSize, ".");
+  HALFSTEP_CHECK(config.n_layer >= 1 && config.n_layer <= kMostLayers, "GPT-2 config: n_layer is ",
+                 config.n_layer, ", expected 1 to ", kMostLayers, ".");
+  HALFSTEP_CHECK(config.n_embd % config.n_head == 0, "GPT-2 config: n_embd ", config.n_embd,
+                 " is not divisible by n_head ", config.n_head, ".");
+  for (const double p : {config.resid_pdrop, config.embd_pdrop, config.attn_pdrop})
+    HALFSTEP_CHECK(p >= 0 && p < 1, "GPT-2 config: a dropout probability is ", p,
+                   ", expected 0 up to below 1.");
+}
 
 struct Attention : torch::nn::Module {
   Attention(const Gpt2Config& config, int64_t layer, Unfilled unfilled)
@@ -87,7 +153,7 @@ struct Block : torch::nn::Module {
 
 }  // namespace
 
-struct Gpt2::Transformer : torch::nn::Module {
+struct Gpt2Impl::Transformer : torch::nn::Module {
   Transformer(const Gpt2Config& config, Unfilled unfilled) : embedding_dropout(config.embd_pdrop) {
     wte = register_module("wte", std::make_shared<Embedding>(config.vocab_size, config.n_embd, unfilled));
     wpe = register_module("wpe", std::make_shared<Embedding>(config.n_positions, config.n_embd, unfilled));
@@ -114,8 +180,8 @@ struct Gpt2::Transformer : torch::nn::Module {
   std::shared_ptr<LayerNorm> ln_f;
 };
 
-Gpt2::Gpt2(Gpt2Config config, Unfilled unfilled) : config_(std::move(config)) {
-  models::check_config(config_);
+Gpt2Impl::Gpt2Impl(Gpt2Config config, Unfilled unfilled) : config_(std::move(config)) {
+  check_config(config_);
   transformer_ = register_module("transformer", std::make_shared<Transformer>(config_, unfilled));
   if (config_.tie_word_embeddings) return;
   const auto head =
@@ -123,19 +189,64 @@ Gpt2::Gpt2(Gpt2Config config, Unfilled unfilled) : config_(std::move(config)) {
   free_head_ = register_module("lm_head", head)->weight;
 }
 
-Gpt2::Gpt2(Gpt2Config config, uint64_t seed) : Gpt2(std::move(config), Unfilled{}) {
+Gpt2Impl::Gpt2Impl(Gpt2Config config, uint64_t seed) : Gpt2Impl(std::move(config), Unfilled{}) {
+  Gpt2Impl::reset_parameters(seed);
+}
+
+void Gpt2Impl::reset_parameters(uint64_t seed) {
   const double deviation = config_.initializer_range;
-  // Two additions to the residual stream a layer: their sum keeps the variance of one.
+  // Each layer adds to the residual stream twice: their sum keeps the variance of one.
   const double of_residual = deviation / std::sqrt(2.0 * static_cast<double>(config_.n_layer));
   models::draw_initial_values(*this, seed, deviation, of_residual);
 }
 
-at::Tensor Gpt2::forward(const at::Tensor& ids) {
+at::Tensor Gpt2Impl::forward(const at::Tensor& ids) {
   models::check_ids(ids);
   HALFSTEP_CHECK(ids.size(1) <= config_.n_positions, "Gpt2: ", ids.size(1), " ids in a row; n_positions is ",
                  config_.n_positions, ".");
   const at::Tensor& head = free_head_.defined() ? free_head_ : transformer_->wte->weight;
   return at::linear(transformer_->forward(ids, recompute_blocks), head);
+}
+
+CausalLMShape Gpt2Impl::shape() const {
+  const int64_t looked_up = config_.n_positions + (config_.tie_word_embeddings ? 0 : config_.vocab_size);
+  return {.family = "gpt2",
+          .vocabulary = config_.vocab_size,
+          .context = config_.n_positions,
+          .layers = config_.n_layer,
+          .width = config_.n_embd,
+          .heads = config_.n_head,
+          .key_value_heads = config_.n_head,
+          .head_size = config_.n_embd / config_.n_head,
+          .looked_up_weights = looked_up * config_.n_embd};
+}
+
+std::string Gpt2Impl::config_json() const { return json_of(config_).dump(2); }
+
+models::Family models::gpt2_family() {
+  return {.model_type = "gpt2",
+          .prefix = "transformer.",
+          .embedding = "transformer.wte.weight",
+          .derived = {".attn.bias", ".attn.masked_bias"},  // the causal mask, and what stands in its place
+          .open = [](const files::JsonPlace& config, Unfilled unfilled) -> std::shared_ptr<CausalLM> {
+            return std::make_shared<Gpt2Impl>(read_config(config), unfilled);
+          },
+          .config_of =
+              [](const CausalLMSizes& sizes) {
+                HALFSTEP_CHECK(sizes.key_value_heads.value_or(sizes.heads) == sizes.heads,
+                               "gpt2: every head has its own keys and values; ", *sizes.key_value_heads,
+                               " heads of keys and values for ", sizes.heads, " heads.");
+                const Gpt2Config config{.vocab_size = sizes.vocabulary,
+                                        .n_positions = sizes.context,
+                                        .n_embd = sizes.width,
+                                        .n_layer = sizes.layers,
+                                        .n_head = sizes.heads,
+                                        .n_inner = sizes.feed_forward_width,
+                                        .resid_pdrop = sizes.dropout,
+                                        .embd_pdrop = sizes.dropout,
+                                        .attn_pdrop = sizes.dropout};
+                return json_of(config);
+              }};
 }
 
 }  // namespace halfstep

@@ -1,151 +1,167 @@
-// Llama. Members that are registered carry the names that its files use.
-#include <ATen/ops/linear.h>
-#include <ATen/ops/scaled_dot_product_attention.h>
-#include <halfstep/activations.h>
+// Llama: its config.json, which its relatives share, and its module over the decoder.
+#include <halfstep/error.h>
 #include <halfstep/models.h>
-#include <torch/nn/modules/container/modulelist.h>
 
-#include "models/configs.h"
-#include "models/layers.h"
-#include "models/rope.h"
+#include <cmath>
+#include <tuple>
+
+#include "models/decoder.h"
 
 namespace halfstep {
 namespace {
 
-using models::Linear, models::RmsNorm, models::Rotation;
+using files::JsonFields, files::JsonPlace;
+using nlohmann::json;
 
-struct Attention : torch::nn::Module {
-  Attention(const LlamaConfig& config, Unfilled unfilled)
-      : heads(config.num_attention_heads),
-        key_value_heads(models::key_value_heads_of(config)),
-        head_size(models::head_size_of(config)),
-        dropout(config.attention_dropout) {
-    const int64_t width = config.hidden_size;
-    const auto linear = [&](const char* name, int64_t inputs, int64_t outputs) {
-      return register_module(name,
-                             std::make_shared<Linear>(inputs, outputs, config.attention_bias, unfilled));
-    };
-    q_proj = linear("q_proj", width, heads * head_size);
-    k_proj = linear("k_proj", width, key_value_heads * head_size);
-    v_proj = linear("v_proj", width, key_value_heads * head_size);
-    o_proj = linear("o_proj", heads * head_size, width);
+RopeParameters rope_from(const JsonPlace& object, RopeParameters rope) {
+  JsonFields fields(object, models::kLargestSize);
+  fields.refuse("partial_rotary_factor", "heads that turn in part are not implemented.", 1.0);
+  fields.read("type", rope.rope_type);  // as transformers spelt it before 4.43
+  fields.read("rope_type", rope.rope_type);
+  fields.read("rope_theta", rope.rope_theta);
+  fields.read("factor", rope.factor);
+  fields.read("low_freq_factor", rope.low_freq_factor);
+  fields.read("high_freq_factor", rope.high_freq_factor);
+  fields.read("original_max_position_embeddings", rope.original_max_position_embeddings);
+  return rope;
+}
+
+/// transformers 4 writes rope_theta and rope_scaling, transformers 5 rope_parameters.
+RopeParameters read_rope(JsonFields& fields, int64_t max_position_embeddings) {
+  RopeParameters rope;
+  fields.read("rope_theta", rope.rope_theta);
+  rope.original_max_position_embeddings = max_position_embeddings;
+  const JsonPlace scaling = fields.read("rope_scaling"), parameters = fields.read("rope_parameters");
+  if (scaling.is_null()) return parameters.is_null() ? rope : rope_from(parameters, rope);
+  const RopeParameters said = rope_from(scaling, rope);
+  if (parameters.is_null()) return said;
+  const RopeParameters said_again = rope_from(parameters, rope);
+  const auto values = [](const RopeParameters& r) {
+    return std::tie(r.rope_type, r.rope_theta, r.factor, r.low_freq_factor, r.high_freq_factor,
+                    r.original_max_position_embeddings);
+  };
+  HALFSTEP_CHECK(values(said) == values(said_again), fields.where(),
+                 ": 'rope_scaling' and 'rope_parameters' say different things; keep the one that is meant.");
+  return said;
+}
+
+json rope_json(const RopeParameters& rope) {
+  json object{{"rope_type", rope.rope_type}, {"rope_theta", rope.rope_theta}};
+  if (rope.rope_type != "default") object["factor"] = rope.factor;
+  if (rope.rope_type == "llama3") {
+    object["low_freq_factor"] = rope.low_freq_factor;
+    object["high_freq_factor"] = rope.high_freq_factor;
+    object["original_max_position_embeddings"] = rope.original_max_position_embeddings;
   }
+  return object;
+}
 
-  at::Tensor forward(const at::Tensor& x, const Rotation& rotation) {
-    const int64_t batch = x.size(0), length = x.size(1);
-    const auto by_head = [&](const at::Tensor& rows, int64_t head_count) {
-      return rows.view({batch, length, head_count, head_size}).transpose(1, 2);
-    };
-    const at::Tensor query = models::rotate(by_head((*q_proj)(x), heads), rotation);
-    const at::Tensor key = models::rotate(by_head((*k_proj)(x), key_value_heads), rotation);
-    const at::Tensor value = by_head((*v_proj)(x), key_value_heads);
-    // With enable_gqa LibTorch shares each head of keys and values between several queries' by itself, which
-    // on the CPU is quicker than copies of them (docs/models.md).
-    const at::Tensor attended = at::scaled_dot_product_attention(
-        query, key, value, /*attn_mask=*/{}, is_training() ? dropout : 0, /*is_causal=*/true,
-        /*scale=*/std::nullopt, /*enable_gqa=*/heads != key_value_heads);
-    return (*o_proj)(attended.transpose(1, 2).reshape({batch, length, heads * head_size}));
-  }
-
-  int64_t heads, key_value_heads, head_size;
-  double dropout;
-  std::shared_ptr<Linear> q_proj, k_proj, v_proj, o_proj;
-};
-
-/// SwiGLU: one product decides how much of the other passes.
-struct FeedForward : torch::nn::Module {
-  FeedForward(const LlamaConfig& config, Unfilled unfilled)
-      : activation(models::activation_named(config.hidden_act, "hidden_act")) {
-    const auto linear = [&](const char* name, int64_t inputs, int64_t outputs) {
-      return register_module(name, std::make_shared<Linear>(inputs, outputs, config.mlp_bias, unfilled));
-    };
-    gate_proj = linear("gate_proj", config.hidden_size, config.intermediate_size);
-    up_proj = linear("up_proj", config.hidden_size, config.intermediate_size);
-    down_proj = linear("down_proj", config.intermediate_size, config.hidden_size);
-  }
-
-  at::Tensor forward(const at::Tensor& x) {
-    return (*down_proj)(activation((*gate_proj)(x)) * (*up_proj)(x));
-  }
-
-  models::Activation activation;
-  std::shared_ptr<Linear> gate_proj, up_proj, down_proj;
-};
-
-struct Block : torch::nn::Module {
-  Block(const LlamaConfig& config, Unfilled unfilled) {
-    const auto norm = [&] {
-      return std::make_shared<RmsNorm>(config.hidden_size, config.rms_norm_eps, unfilled);
-    };
-    self_attn = register_module("self_attn", std::make_shared<Attention>(config, unfilled));
-    mlp = register_module("mlp", std::make_shared<FeedForward>(config, unfilled));
-    input_layernorm = register_module("input_layernorm", norm());
-    post_attention_layernorm = register_module("post_attention_layernorm", norm());
-  }
-
-  at::Tensor forward(at::Tensor x, const Rotation& rotation) {
-    x = x + self_attn->forward((*input_layernorm)(x), rotation);
-    return x + mlp->forward((*post_attention_layernorm)(x));
-  }
-
-  std::shared_ptr<Attention> self_attn;
-  std::shared_ptr<FeedForward> mlp;
-  std::shared_ptr<RmsNorm> input_layernorm, post_attention_layernorm;
-};
+models::DecoderConfig decoder_config(const LlamaConfig& config) {
+  return {.llama = config, .output_bias = config.attention_bias};
+}
 
 }  // namespace
 
-struct Llama::Model : torch::nn::Module {
-  Model(const LlamaConfig& config, Unfilled unfilled)
-      : rope(config.rope), head_size(models::head_size_of(config)) {
-    const int64_t width = config.hidden_size;
-    embed_tokens = register_module("embed_tokens",
-                                   std::make_shared<models::Embedding>(config.vocab_size, width, unfilled,
-                                                                       models::padding_row_of(config)));
-    for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer)
-      layers->push_back(std::make_shared<Block>(config, unfilled));
-    register_module("layers", layers);
-    norm = register_module("norm", std::make_shared<RmsNorm>(width, config.rms_norm_eps, unfilled));
+LlamaConfig models::read_llama_fields(JsonFields& fields, LlamaConfig config) {
+  fields.refuse("quantization_config", "quantised weights are not implemented.");
+  fields.refuse("partial_rotary_factor", "heads that turn in part are not implemented.", 1.0);
+  fields.read("vocab_size", config.vocab_size);
+  fields.read("hidden_size", config.hidden_size);
+  fields.read("intermediate_size", config.intermediate_size);
+  fields.read("num_hidden_layers", config.num_hidden_layers);
+  fields.read("num_attention_heads", config.num_attention_heads);
+  fields.read("num_key_value_heads", config.num_key_value_heads);
+  fields.read("head_dim", config.head_dim);
+  fields.read("max_position_embeddings", config.max_position_embeddings);
+  fields.read("hidden_act", config.hidden_act);
+  fields.read("rms_norm_eps", config.rms_norm_eps);
+  fields.read("initializer_range", config.initializer_range);
+  fields.read("attention_dropout", config.attention_dropout);
+  fields.read("attention_bias", config.attention_bias);
+  fields.read("mlp_bias", config.mlp_bias);
+  // Not a size: 0 is a token, and -1 the last one.
+  if (const JsonPlace padding = fields.read("pad_token_id"); !padding.is_null()) {
+    padding.expect(padding.value().is_number_integer() &&
+                       std::abs(padding.value().get<double>()) <= models::kLargestSize,
+                   "a token's number");
+    config.pad_token_id = padding.integer();
   }
+  fields.read("tie_word_embeddings", config.tie_word_embeddings);
+  config.rope = read_rope(fields, config.max_position_embeddings);
+  return config;
+}
 
-  at::Tensor forward(const at::Tensor& ids, bool recompute_blocks) {
-    const Rotation rotation = models::rotation_of(rope, head_size, ids.size(1), ids.device());
-    at::Tensor x = (*embed_tokens)(ids);
-    for (size_t i = 0; i < layers->size(); ++i) {
-      const auto block = [block = layers->ptr<Block>(i), rotation](const at::Tensor& in) {
-        return block->forward(in, rotation);
-      };
-      x = recompute_blocks ? checkpoint_activations(block, x) : block(x);
-    }
-    return (*norm)(x);
-  }
+json models::llama_json(const LlamaConfig& config, const char* model_type, const char* architecture) {
+  auto file = json::parse(config.rest);
+  file["architectures"] = {architecture};
+  file["model_type"] = model_type;
+  file["vocab_size"] = config.vocab_size;
+  file["hidden_size"] = config.hidden_size;
+  file["intermediate_size"] = config.intermediate_size;
+  file["num_hidden_layers"] = config.num_hidden_layers;
+  file["num_attention_heads"] = config.num_attention_heads;
+  file["num_key_value_heads"] = config.num_key_value_heads.value_or(config.num_attention_heads);
+  file["head_dim"] = config.head_dim.value_or(config.hidden_size / config.num_attention_heads);
+  file["max_position_embeddings"] = config.max_position_embeddings;
+  file["hidden_act"] = config.hidden_act;
+  file["rms_norm_eps"] = config.rms_norm_eps;
+  file["initializer_range"] = config.initializer_range;
+  file["attention_dropout"] = config.attention_dropout;
+  file["attention_bias"] = config.attention_bias;
+  file["mlp_bias"] = config.mlp_bias;
+  if (config.pad_token_id) file["pad_token_id"] = *config.pad_token_id;
+  file["tie_word_embeddings"] = config.tie_word_embeddings;
+  // Both spellings, so that both generations of transformers read it.
+  file["rope_parameters"] = rope_json(config.rope);
+  file["rope_theta"] = config.rope.rope_theta;
+  if (config.rope.rope_type != "default") file["rope_scaling"] = rope_json(config.rope);
+  return file;
+}
 
-  RopeParameters rope;
-  int64_t head_size;
-  std::shared_ptr<models::Embedding> embed_tokens;
-  torch::nn::ModuleList layers;
-  std::shared_ptr<RmsNorm> norm;
+LlamaConfig models::llama_config_of(const CausalLMSizes& sizes) {
+  // Three matrices of 8/3 of the width have as many weights as two of 4 times the width.
+  const int64_t usual_width = (sizes.width * 8 / 3 + 63) / 64 * 64;
+  return {.vocab_size = sizes.vocabulary,
+          .hidden_size = sizes.width,
+          .intermediate_size = sizes.feed_forward_width.value_or(usual_width),
+          .num_hidden_layers = sizes.layers,
+          .num_attention_heads = sizes.heads,
+          .num_key_value_heads = sizes.key_value_heads,
+          .max_position_embeddings = sizes.context,
+          .attention_dropout = sizes.dropout};
+}
+
+struct LlamaImpl::Body : models::DecoderBody {
+  using DecoderBody::DecoderBody;
 };
 
-Llama::Llama(LlamaConfig config, Unfilled unfilled) : config_(std::move(config)) {
-  models::check_config(config_);
-  model_ = register_module("model", std::make_shared<Model>(config_, unfilled));
-  if (config_.tie_word_embeddings) return;
-  const auto head =
-      std::make_shared<Linear>(config_.hidden_size, config_.vocab_size, /*with_bias=*/false, unfilled);
-  free_head_ = register_module("lm_head", head)->weight;
+LlamaImpl::LlamaImpl(LlamaConfig config, Unfilled unfilled)
+    : config_(std::move(config)),
+      body_(std::make_shared<Body>(*this, decoder_config(config_), "Llama", unfilled)) {}
+
+LlamaImpl::LlamaImpl(LlamaConfig config, uint64_t seed) : LlamaImpl(std::move(config), Unfilled{}) {
+  LlamaImpl::reset_parameters(seed);
 }
 
-Llama::Llama(LlamaConfig config, uint64_t seed) : Llama(std::move(config), Unfilled{}) {
-  models::draw_initial_values(*this, seed, config_.initializer_range, config_.initializer_range);
-  const at::NoGradGuard no_grad;
-  if (config_.pad_token_id) model_->embed_tokens->weight[models::padding_row_of(config_)].zero_();
+at::Tensor LlamaImpl::forward(const at::Tensor& ids) { return body_->logits(ids, recompute_blocks); }
+CausalLMShape LlamaImpl::shape() const { return body_->shape("llama"); }
+void LlamaImpl::reset_parameters(uint64_t seed) { body_->reset_parameters(*this, seed); }
+std::string LlamaImpl::config_json() const {
+  return models::llama_json(config_, "llama", "LlamaForCausalLM").dump(2);
 }
 
-at::Tensor Llama::forward(const at::Tensor& ids) {
-  models::check_ids(ids);
-  const at::Tensor& head = free_head_.defined() ? free_head_ : model_->embed_tokens->weight;
-  return at::linear(model_->forward(ids, recompute_blocks), head);
+models::Family models::llama_family() {
+  return decoder_family(
+      "llama",
+      [](const JsonPlace& config, Unfilled unfilled) -> std::shared_ptr<CausalLM> {
+        JsonFields fields(config, kLargestSize);
+        LlamaConfig read = read_llama_fields(fields, {});
+        read.rest = fields.rest().dump();
+        return std::make_shared<LlamaImpl>(std::move(read), unfilled);
+      },
+      [](const CausalLMSizes& sizes) {
+        return llama_json(llama_config_of(sizes), "llama", "LlamaForCausalLM");
+      });
 }
 
 }  // namespace halfstep

@@ -13,7 +13,8 @@
 #include "io/durable_file.h"
 #include "io/input_file.h"
 #include "io/json.h"
-#include "models/configs.h"
+#include "io/json_place.h"
+#include "models/family.h"
 #include "tensor/faults.h"
 #include "words/names.h"
 
@@ -23,59 +24,36 @@ namespace {
 using nlohmann::json;
 using Path = std::filesystem::path;
 
-/// What load_pretrained knows of a family beyond its module.
-struct Family {
-  const char* model_type;
-  const char* prefix;     ///< of every name but the head's; files saved from the headless model lack it
-  const char* embedding;  ///< what a tied head is tied to
-  std::vector<const char*>
-      derived;  ///< ends of names of tensors that follow from the config; old files hold them
-  std::shared_ptr<CausalLM> (*make)(const json& config, const std::string& where, Unfilled unfilled);
-};
+using models::Family;
 
 constexpr const char* kHead = "lm_head.weight";
 
-const std::vector<Family>& families() {
-  static const std::vector<Family> all{
-      {.model_type = "gpt2",
-       .prefix = "transformer.",
-       .embedding = "transformer.wte.weight",
-       .derived = {".attn.bias", ".attn.masked_bias"},  // the causal mask, and what stands in its place
-       .make = [](const json& config, const std::string& where,
-                  Unfilled unfilled) -> std::shared_ptr<CausalLM> {
-         return std::make_shared<Gpt2>(models::gpt2_config(config, where), unfilled);
-       }},
-      {.model_type = "llama",
-       .prefix = "model.",
-       .embedding = "model.embed_tokens.weight",
-       .derived = {".rotary_emb.inv_freq"},
-       .make = [](const json& config, const std::string& where,
-                  Unfilled unfilled) -> std::shared_ptr<CausalLM> {
-         return std::make_shared<Llama>(models::llama_config(config, where), unfilled);
-       }},
-  };
-  return all;
-}
-
-const Family& family_of(const json& config, const std::string& where) {
-  const auto type = config.find("model_type");
+const Family& family_named(const json& model_type, const std::string& where) {
   std::string names;
-  for (const Family& family : families()) {
-    if (type != config.end() && *type == family.model_type) return family;
+  for (const Family& family : models::families()) {
+    if (model_type == family.model_type) return family;
     names += (names.empty() ? "" : ", ") + std::string(family.model_type);
   }
   throw Error(detail::concat(where, ": model_type ",
-                             type == config.end() ? "is missing" : "is " + in_quotes(type->dump()),
+                             model_type.is_null() ? "is missing" : "is " + in_quotes(model_type.dump()),
                              "; Halfstep has: ", names, "."));
+}
+
+const Family& family_of(const json& config, const std::string& where) {
+  return family_named(files::JsonPlace(config, where).at("model_type").value(), where);
+}
+
+/// config.json is a few kilobytes.
+json parse_config(std::string_view text, const std::string& where) {
+  json config = files::read_json(text, where, {.bytes = size_t{1} << 20});
+  files::JsonPlace(config, where).expect_object();
+  return config;
 }
 
 json read_config(const Path& path) {
   const files::MappedFile file(path);
-  const auto bytes = file.bytes();
-  auto config = files::read_json({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, path.string(),
-                                 {.bytes = size_t{1} << 20});
-  HALFSTEP_CHECK(config.is_object(), path.string(), ": holds ", config.type_name(), ", expected an object.");
-  return config;
+  return parse_config({reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()},
+                      path.string());
 }
 
 constexpr std::pair<TensorType, const char*> kWeightTypes[] = {
@@ -172,17 +150,34 @@ std::shared_ptr<CausalLM> load_pretrained(const Path& folder, const LoadOptions&
   // The file's, not the model's: saved again, it has the type that its parameters have then.
   config.erase("dtype");
   config.erase("torch_dtype");
+  const files::JsonPlace place(config, config_path.string());
 
   // First without memory: a config that asks for more than the files hold is refused before it gets any.
-  const auto plan = family.make(config, config_path.string(), {.device = at::kMeta});
+  const auto plan = family.open(place, {.device = at::kMeta});
   auto found = by_model_name(source, family);
   Faults faults;
   if (!plan->named_parameters().contains(kHead)) drop_tied_head(found, family, source, faults);
   compare(*plan, found, source, faults);
   faults.throw_if_any(("load_pretrained: " + folder.string()).c_str());
 
-  auto model = family.make(config, config_path.string(), {.device = at::kCPU, .type = options.type});
+  auto model = family.open(place, {.device = at::kCPU, .type = options.type});
   fill(*model, found, source);
+  return model;
+}
+
+std::string config_json_of(const std::string& family, const CausalLMSizes& sizes) {
+  const Family& row = family_named(family, "config_json_of");
+  for (const int64_t size : {sizes.vocabulary, sizes.context, sizes.layers, sizes.width, sizes.heads})
+    HALFSTEP_CHECK(size >= 1, "config_json_of: a size is ", size,
+                   "; vocabulary, context, layers, width and heads must be positive.");
+  return row.config_of(sizes).dump(2);
+}
+
+std::shared_ptr<CausalLM> make_causal_lm(const std::string& config_json, uint64_t seed) {
+  const std::string where = "make_causal_lm";
+  const json config = parse_config(config_json, where);
+  auto model = family_of(config, where).open(files::JsonPlace(config, where), Unfilled{});
+  model->reset_parameters(seed);
   return model;
 }
 

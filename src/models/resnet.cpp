@@ -104,14 +104,14 @@ void draw_initial_values(torch::nn::Module& model, uint64_t seed) {
 
 }  // namespace
 
-struct ResNet18::Layers {
+struct ResNet18Impl::Layers {
   std::shared_ptr<Convolution> conv1;
   std::shared_ptr<BatchNorm> bn1;
   std::vector<std::shared_ptr<BasicBlock>> blocks;
   std::shared_ptr<models::Linear> fc;
 };
 
-ResNet18::ResNet18(ResNet18Options options, uint64_t seed)
+ResNet18Impl::ResNet18Impl(ResNet18Options options, uint64_t seed)
     : small_images_(options.small_images), layers_(std::make_shared<Layers>()) {
   HALFSTEP_CHECK(options.classes > 0 && options.channels > 0, "ResNet18: ", options.classes, " classes and ",
                  options.channels, " channels; both must be positive.");
@@ -135,7 +135,7 @@ ResNet18::ResNet18(ResNet18Options options, uint64_t seed)
   draw_initial_values(*this, seed);
 }
 
-at::Tensor ResNet18::forward(const at::Tensor& images) {
+at::Tensor ResNet18Impl::forward(const at::Tensor& images) {
   at::Tensor x = at::relu((*layers_->bn1)((*layers_->conv1)(images)));
   if (!small_images_) x = at::max_pool2d(x, {3, 3}, {2, 2}, {1, 1});
   for (const auto& block : layers_->blocks) x = block->forward(x);

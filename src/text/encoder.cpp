@@ -7,6 +7,7 @@
 #include <iterator>
 #include <utility>
 
+#include "text/nfc.h"
 #include "text/unicode_ranges.h"
 #include "words/utf8.h"
 
@@ -23,13 +24,34 @@ bool is_digit(uint32_t code_point) {
 
 }  // namespace
 
-size_t Encoder::encode(std::string_view text, bool open) {
+size_t Encoder::encode(std::string_view text, bool open, std::string& normalized) {
   if (definition_.stages.empty()) {
     for (const char c : text) ids_.push_back(definition_.model.id_of_byte[static_cast<uint8_t>(c)]);
     return text.size();
   }
+  if (definition_.nfc) return encode_nfc(text, open, normalized);
   source_ = text;
-  return cut_at_added(definition_.first_added, text, open);
+  const size_t done = cut_at_added(definition_.first_added, text, open);
+  source_offset_ += static_cast<int64_t>(done);
+  return done;
+}
+
+size_t Encoder::encode_nfc(std::string_view text, bool open, std::string& normalized) {
+  for (size_t at = 0;;) {
+    const AddedTokens::Found found = definition_.first_added.find(text, at, open);
+    const std::string_view piece = text.substr(at, found.begin - at);
+    const bool piece_open = open && found.id == kNoToken;
+    const size_t certain = piece_open ? settled_in_nfc(piece) : piece.size();
+    append_nfc(piece.substr(0, certain), normalized);
+    source_ = normalized;
+    const size_t done = cut_at_added(definition_.second_added, normalized, piece_open);
+    normalized.erase(0, done);
+    source_offset_ += static_cast<int64_t>(done);
+    if (found.id == kNoToken) return at + certain;
+    ids_.push_back(found.id);
+    source_offset_ += static_cast<int64_t>(found.end - found.begin);
+    at = found.end;
+  }
 }
 
 size_t Encoder::cut_at_added(const AddedTokens& tokens, std::string_view text, bool open) {

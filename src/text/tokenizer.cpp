@@ -39,18 +39,23 @@ struct Tokenizer::State {
 
   struct Progress {
     size_t encoded_bytes;
+    uint64_t next_offset;
     size_t dropped_bytes;
   };
 
-  /// `offset`: of the text in the whole, for messages.
-  Progress encode(std::string_view text, bool open, std::vector<int32_t>& ids, uint64_t offset = 0) const {
+  /// `offset`: of the text in the whole, for messages. `normalized`: see Encoder. An Error leaves both as
+  /// they were.
+  Progress encode(std::string_view text, bool open, std::string& normalized, std::vector<int32_t>& ids,
+                  uint64_t offset) const {
     auto scratch = take();
     const size_t before = ids.size();
+    std::string rest = normalized;
     text::Encoder encoder(definition, drop_missing_bytes, *scratch, ids, offset);
     try {
-      const size_t done = encoder.encode(text, open);
+      const size_t done = encoder.encode(text, open, rest);
+      normalized = std::move(rest);
       give_back(std::move(scratch));
-      return {done, encoder.dropped_bytes()};
+      return {done, encoder.next_offset(), encoder.dropped_bytes()};
     } catch (...) {
       ids.resize(before);
       throw;
@@ -95,7 +100,8 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
 }
 
 void Tokenizer::encode(std::string_view text, std::vector<int32_t>& ids) const {
-  state_->encode(text, false, ids);
+  std::string normalized;
+  state_->encode(text, /*open=*/false, normalized, ids, /*offset=*/0);
 }
 
 std::string Tokenizer::decode(std::span<const int32_t> ids) const {
@@ -133,23 +139,23 @@ TokenStream::TokenStream(Tokenizer tokenizer) : tokenizer_(std::move(tokenizer))
 
 void TokenStream::feed(std::string_view part, std::vector<int32_t>& ids) {
   pending_ += part;
-  if (pending_.size() >= enough_) encode(true, ids);
+  if (kept_back() >= enough_) encode(true, ids);
 }
 
 void TokenStream::finish(std::vector<int32_t>& ids) {
   encode(false, ids);
-  encoded_bytes_ = 0;
+  text_offset_ = 0;
 }
 
 void TokenStream::encode(bool open, std::vector<int32_t>& ids) {
-  const auto progress = tokenizer_.state_->encode(pending_, open, ids, encoded_bytes_);
-  encoded_bytes_ += progress.encoded_bytes;
+  const auto progress = tokenizer_.state_->encode(pending_, open, normalized_, ids, text_offset_);
+  text_offset_ = progress.next_offset;
   pending_.erase(0, progress.encoded_bytes);
   dropped_bytes_ += progress.dropped_bytes;
-  // One endless word is looked at again only when it has doubled: linear in all, not quadratic.
-  enough_ = 2 * pending_.size();
+  // One endless word is scanned again only when it has doubled: linear in all, not quadratic.
+  enough_ = 2 * kept_back();
   if (!tokenizer_.state_->keeps_back_one_word()) return;
-  if (pending_.size() > kMostKeptBack) text::refuse_word_at(static_cast<int64_t>(encoded_bytes_));
+  if (kept_back() > kMostKeptBack) text::refuse_word_at(static_cast<int64_t>(text_offset_));
   enough_ = std::min(enough_, kMostKeptBack + 1);
 }
 

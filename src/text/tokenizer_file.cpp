@@ -5,14 +5,15 @@
 
 #include "io/input_file.h"
 #include "io/json.h"
-#include "text/definition_builder.h"
-#include "text/json_place.h"
+#include "io/json_place.h"
+#include "text/definition.h"
 #include "words/names.h"
 
 namespace halfstep::text {
 namespace {
 
 using nlohmann::json;
+using Place = files::JsonPlace;
 
 // Encoding goes one call deeper for each. Tokenizers in use have up to four.
 constexpr size_t kMaxStages = 16;
@@ -52,7 +53,6 @@ void read_model(const Place& model, DefinitionBuilder& builder) {
   if (!model.at("type").is_null() && model.at("type").text() != "BPE") model.refuse_type("BPE");
   for (const char* const key : {"dropout", "continuing_subword_prefix", "end_of_word_suffix"})
     model.expect_nothing(key);
-  model.expect_false("byte_fallback");
   model.at("fuse_unk").truth(false);
   read_vocabulary(model.at("vocab"), builder);
   read_merges(model.at("merges"), builder);
@@ -115,6 +115,21 @@ void read_pre_tokenizer(const Place& place, std::vector<Stage>& stages, bool may
   }
 }
 
+/// Whether the file asks for NFC, the only normalizer that is known.
+bool read_normalizer(const Place& place, bool may_be_sequence = true) {
+  if (place.is_null()) return false;
+  const std::string& type = place.at("type").text();
+  if (type == "Sequence" && may_be_sequence) {
+    place.expect_keys({"type", "normalizers"});
+    bool nfc = false;
+    for (const Place& element : place.at("normalizers").elements()) nfc |= read_normalizer(element, false);
+    return nfc;
+  }
+  if (type != "NFC") place.refuse_type("NFC and a Sequence of it");
+  place.expect_keys({"type"});
+  return true;
+}
+
 // They put special tokens around a text, which `encode` never does.
 void check_post_processor(const Place& place) {
   if (place.is_null()) return;
@@ -137,10 +152,16 @@ std::string_view text_of(const files::MappedFile& file) {
 Definition parse_tokenizer_json(std::string_view text, const std::string& where) {
   const json parsed = files::read_json(text, where);
   const Place file(parsed, where);
+  // Before all else that such a file has and others have not: this says most.
+  const Place byte_fallback = file.at("model").at("byte_fallback");
+  HALFSTEP_CHECK(
+      !byte_fallback.truth(false), byte_fallback.where(),
+      ": is true, as in files made from SentencePiece (Llama-2's, Mistral-7B's); this Halfstep knows "
+      "byte-level tokenizers only.");
   file.expect_keys({"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer",
                     "post_processor", "decoder", "model"});
-  for (const char* const key : {"truncation", "padding", "normalizer"}) file.expect_nothing(key);
-  DefinitionBuilder builder(where);
+  for (const char* const key : {"truncation", "padding"}) file.expect_nothing(key);
+  DefinitionBuilder builder(where, read_normalizer(file.at("normalizer")));
   read_model(file.at("model"), builder);
   read_added_tokens(file.at("added_tokens"), builder);
   std::vector<Stage> stages;

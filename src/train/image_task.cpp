@@ -39,9 +39,8 @@ class ImageTask final : public Task {
         training_(read_images(*config.data.images, "train")),
         held_out_(read_images(*config.data.images, "t10k")),
         options_(batch_options()),
-        model_(std::make_shared<ResNet18>(
-            ResNet18Options{.classes = training_.labels.max().item<int64_t>() + 1, .channels = 1},
-            static_cast<uint64_t>(config.train.seed))),
+        model_(ResNet18Options{.classes = training_.labels.max().item<int64_t>() + 1, .channels = 1},
+               static_cast<uint64_t>(config.train.seed)),
         batches_(training_.images, training_.labels, options_) {}
 
   torch::nn::Module& model() override { return *model_; }
@@ -107,7 +106,7 @@ class ImageTask final : public Task {
   RunConfig config_;
   Images training_, held_out_;
   ImageBatchOptions options_;
-  std::shared_ptr<ResNet18> model_;
+  ResNet18 model_;
   ImageBatches batches_;
   ImageBatch batch_;
 };

@@ -16,10 +16,6 @@ namespace {
 
 using Path = std::filesystem::path;
 
-struct Sizes {
-  int64_t layers, width, context;
-};
-
 Path tokenizer_file(const std::string& name) {
   return std::filesystem::is_directory(name) ? Path(name) / "tokenizer.json" : Path(name);
 }
@@ -44,39 +40,15 @@ std::string text_of(const std::optional<Path>& path) {
 std::shared_ptr<CausalLM> make_model(const RunConfig& config, int64_t tokenizer_size) {
   const RunConfig::Model& given = config.model;
   if (given.from) return load_pretrained(*given.from);
-  const auto seed = static_cast<uint64_t>(config.train.seed);
-  const int64_t vocabulary = given.vocabulary.value_or(tokenizer_size);
-  const int64_t context = given.context.value_or(config.data.sequence_length);
-  const double dropout = given.dropout.value_or(0);
-  if (given.kind == "gpt2") {
-    return std::make_shared<Gpt2>(Gpt2Config{.vocab_size = vocabulary,
-                                             .n_positions = context,
-                                             .n_embd = *given.width,
-                                             .n_layer = *given.layers,
-                                             .n_head = *given.heads,
-                                             .n_inner = given.ffn_width,
-                                             .resid_pdrop = dropout,
-                                             .embd_pdrop = dropout,
-                                             .attn_pdrop = dropout},
-                                  seed);
-  }
-  return std::make_shared<Llama>(
-      LlamaConfig{.vocab_size = vocabulary,
-                  .hidden_size = *given.width,
-                  .intermediate_size = given.ffn_width.value_or((*given.width * 8 / 3 + 63) / 64 * 64),
-                  .num_hidden_layers = *given.layers,
-                  .num_attention_heads = *given.heads,
-                  .num_key_value_heads = given.kv_heads,
-                  .max_position_embeddings = context,
-                  .attention_dropout = dropout},
-      seed);
-}
-
-Sizes sizes_of(const CausalLM& model) {
-  if (const auto* gpt2 = dynamic_cast<const Gpt2*>(&model))
-    return {gpt2->config().n_layer, gpt2->config().n_embd, gpt2->config().n_positions};
-  const LlamaConfig& config = dynamic_cast<const Llama&>(model).config();
-  return {config.num_hidden_layers, config.hidden_size, config.max_position_embeddings};
+  const CausalLMSizes sizes{.vocabulary = given.vocabulary.value_or(tokenizer_size),
+                            .context = given.context.value_or(config.data.sequence_length),
+                            .layers = *given.layers,
+                            .width = *given.width,
+                            .heads = *given.heads,
+                            .key_value_heads = given.kv_heads,
+                            .feed_forward_width = given.ffn_width,
+                            .dropout = given.dropout.value_or(0)};
+  return make_causal_lm(config_json_of(*given.kind, sizes), static_cast<uint64_t>(config.train.seed));
 }
 
 std::vector<TokenFile> open_all(const std::vector<Path>& paths, int64_t vocabulary) {
@@ -104,8 +76,8 @@ class TextTask final : public Task {
     HALFSTEP_CHECK(tokenizer_.vocabulary_size() <= model_->vocabulary(), "The tokenizer has ",
                    tokenizer_.vocabulary_size(), " tokens and the model knows ", model_->vocabulary(),
                    ". Raise model.vocabulary, or take the model's own tokenizer.");
-    HALFSTEP_CHECK(config.data.sequence_length <= sizes_of(*model_).context, "data.sequence_length is ",
-                   config.data.sequence_length, ", and the model was made for ", sizes_of(*model_).context,
+    HALFSTEP_CHECK(config.data.sequence_length <= model_->shape().context, "data.sequence_length is ",
+                   config.data.sequence_length, ", and the model was made for ", model_->shape().context,
                    " tokens. Shorten it.");
     HALFSTEP_CHECK(
         config.train.sample_every == 0 || !config.train.sample_prompt.empty(),
@@ -126,10 +98,9 @@ class TextTask final : public Task {
   torch::nn::Module& model() override { return *model_; }
 
   std::string model_text() const override {
-    const Sizes sizes = sizes_of(*model_);
-    const bool gpt2 = dynamic_cast<const Gpt2*>(model_.get()) != nullptr;
-    return detail::concat(config_.model.from ? *config_.model.from + ", " : "", gpt2 ? "gpt2" : "llama", ": ",
-                          sizes.layers, " blocks of width ", sizes.width);
+    const CausalLMShape shape = model_->shape();
+    return detail::concat(config_.model.from ? *config_.model.from + ", " : "", shape.family, ": ",
+                          shape.layers, " blocks of width ", shape.width);
   }
 
   std::string data_text() const override {
@@ -141,20 +112,8 @@ class TextTask final : public Task {
   std::string unit() const override { return "tokens"; }
   int64_t units_per_batch() const override { return config_.data.batch_size * config_.data.sequence_length; }
 
-  /// Two operations for each weight of a matrix product in forward and four in backward; attention over half
-  /// of the sequence on average.
   std::optional<double> flops_per_batch() const override {
-    const Sizes sizes = sizes_of(*model_);
-    double weights = 0;
-    for (const auto& item : model_->named_parameters()) {
-      const bool looked_up = item.key().ends_with("wpe.weight") ||
-                             (has_free_head() && (item.key().ends_with("embed_tokens.weight") ||
-                                                  item.key().ends_with("wte.weight")));
-      if (item.value().dim() >= 2 && !looked_up) weights += static_cast<double>(item.value().numel());
-    }
-    const double attention =
-        static_cast<double>(sizes.layers * sizes.width) * static_cast<double>(config_.data.sequence_length);
-    return 6 * (weights + attention) * static_cast<double>(units_per_batch());
+    return model_->flops_per_token(config_.data.sequence_length) * static_cast<double>(units_per_batch());
   }
 
   void take_batch() override { batch_ = batches_->next(); }
@@ -179,7 +138,7 @@ class TextTask final : public Task {
     const std::vector<int32_t> encoded = tokenizer_.encode(config_.train.sample_prompt);
     const std::vector<int64_t> prompt(encoded.begin(), encoded.end());
     const GenerateOptions options{
-        .tokens = config_.train.sample_tokens, .context = sizes_of(*model_).context, .seed = seed};
+        .tokens = config_.train.sample_tokens, .context = model_->shape().context, .seed = seed};
     const std::vector<int64_t> written =
         precision.forward([&] { return generate(*model_, prompt, options); });
     // A model may have more ids than its tokenizer: rows that were added for a round number.
@@ -205,12 +164,6 @@ class TextTask final : public Task {
             .sequence_length = config_.data.sequence_length,
             .seed = static_cast<uint64_t>(config_.data.seed),
             .shuffle = shuffle};
-  }
-
-  bool has_free_head() const {
-    if (const auto* gpt2 = dynamic_cast<const Gpt2*>(model_.get()))
-      return !gpt2->config().tie_word_embeddings;
-    return !dynamic_cast<const Llama&>(*model_).config().tie_word_embeddings;
   }
 
   RunConfig config_;

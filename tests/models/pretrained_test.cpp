@@ -39,8 +39,8 @@ TEST(Pretrained, WhatWasSavedLoadsBitForBit) {
   const ScratchFolder folder;
   auto biased = tiny_llama();
   biased.attention_bias = biased.mlp_bias = true;
-  const std::shared_ptr<CausalLM> models[] = {std::make_shared<Gpt2>(tiny_gpt2(), 1),
-                                              std::make_shared<Llama>(biased, 1)};
+  const std::shared_ptr<CausalLM> models[] = {std::make_shared<Gpt2Impl>(tiny_gpt2(), 1),
+                                              std::make_shared<LlamaImpl>(biased, 1)};
   for (const auto& model : models) {
     save_pretrained(*model, folder.path());
     const auto loaded = load_pretrained(folder.path());
@@ -53,11 +53,11 @@ TEST(Pretrained, WhatWasSavedLoadsBitForBit) {
 TEST(Pretrained, Bf16FilesAreWidenedExactlyOrKeptAsAsked) {
   const ScratchFolder folder;
   Llama model(tiny_llama(), 1);
-  model.to(at::kBFloat16);
-  save_pretrained(model, folder.path());
+  model->to(at::kBFloat16);
+  save_pretrained(*model, folder.path());
   const auto wide = load_pretrained(folder.path()),
              as_is = load_pretrained(folder.path(), {.type = at::kBFloat16});
-  for (const auto& item : model.named_parameters()) {
+  for (const auto& item : model->named_parameters()) {
     EXPECT_TRUE(at::equal(wide->named_parameters()[item.key()], item.value().to(at::kFloat)));
     EXPECT_TRUE(at::equal(as_is->named_parameters()[item.key()], item.value()));
   }
@@ -67,13 +67,13 @@ TEST(Pretrained, Bf16FilesAreWidenedExactlyOrKeptAsAsked) {
 TEST(Pretrained, TensorsOfSeveralTypesAreEachWidened) {
   const ScratchFolder folder;
   const Llama model(tiny_llama(), 1);
-  save_pretrained(model, folder.path());
+  save_pretrained(*model, folder.path());
   rewrite(folder.path(), [](NamedTensors& tensors) {
     for (auto& [name, tensor] : tensors)
       tensor = name.ends_with("norm.weight") ? tensor : tensor.to(at::kBFloat16);
   });
   const auto loaded = load_pretrained(folder.path());
-  for (const auto& item : model.named_parameters()) {
+  for (const auto& item : model->named_parameters()) {
     const bool kept = item.key().ends_with("norm.weight");
     EXPECT_TRUE(at::equal(loaded->named_parameters()[item.key()],
                           kept ? item.value() : item.value().to(at::kBFloat16).to(at::kFloat)))
@@ -83,7 +83,7 @@ TEST(Pretrained, TensorsOfSeveralTypesAreEachWidened) {
 
 TEST(Pretrained, AllThatDoesNotFitIsListedAtOnce) {
   const ScratchFolder folder;
-  save_pretrained(Llama(tiny_llama(), 1), folder.path());
+  save_pretrained(*Llama(tiny_llama(), 1), folder.path());
   rewrite(folder.path(), [](NamedTensors& tensors) {
     named(tensors, "model.norm.weight") = at::ones({31});
     named(tensors, "lm_head.weight") = at::ones({61, 32}, at::kDouble);
@@ -102,8 +102,8 @@ TEST(Pretrained, AllThatDoesNotFitIsListedAtOnce) {
 TEST(Pretrained, AConfigThatAsksForMoreThanTheFileHoldsIsRefusedBeforeItGetsMemory) {
   const ScratchFolder folder;
   const Llama model(tiny_llama(), 1);
-  save_pretrained(model, folder.path());
-  std::string config = model.config_json();
+  save_pretrained(*model, folder.path());
+  std::string config = model->config_json();
   const std::string size = "\"intermediate_size\": 48";
   config.replace(config.find(size), size.size(), "\"intermediate_size\": 134217728");  // 16 GiB a matrix
   std::ofstream(folder / "config.json") << config;
@@ -115,12 +115,12 @@ TEST(Pretrained, AHeadBesideTheEmbeddingItIsTiedToMustBeEqual) {
   const ScratchFolder folder;
   const Gpt2 model(tiny_gpt2(), 1);
   const auto with_head = [&](const at::Tensor& head) {
-    save_pretrained(model, folder.path());
+    save_pretrained(*model, folder.path());
     rewrite(folder.path(), [&](NamedTensors& tensors) { tensors.emplace_back("lm_head.weight", head); });
   };
-  const at::Tensor embedding = model.named_parameters()["transformer.wte.weight"].detach();
+  const at::Tensor embedding = model->named_parameters()["transformer.wte.weight"].detach();
   with_head(embedding.clone());
-  expect_same_weights(model, *load_pretrained(folder.path()));
+  expect_same_weights(*model, *load_pretrained(folder.path()));
   with_head(embedding + 1);
   EXPECT_NE(
       error_of([&] { (void)load_pretrained(folder.path()); }).find("differs from 'transformer.wte.weight'"),
@@ -130,17 +130,17 @@ TEST(Pretrained, AHeadBesideTheEmbeddingItIsTiedToMustBeEqual) {
 TEST(Pretrained, ATiedHeadMayStandForTheEmbedding) {
   const ScratchFolder folder;
   const Gpt2 model(tiny_gpt2(), 1);
-  save_pretrained(model, folder.path());
+  save_pretrained(*model, folder.path());
   rewrite(folder.path(), [](NamedTensors& tensors) {
     for (auto& [name, tensor] : tensors)
       if (name == "transformer.wte.weight") name = "lm_head.weight";
   });
-  expect_same_weights(model, *load_pretrained(folder.path()));
+  expect_same_weights(*model, *load_pretrained(folder.path()));
 }
 
 TEST(Pretrained, PicklesAreNotOpened) {
   const ScratchFolder folder;
-  save_pretrained(Gpt2(tiny_gpt2(), 1), folder.path());
+  save_pretrained(*Gpt2(tiny_gpt2(), 1), folder.path());
   std::filesystem::rename(folder / "model.safetensors", folder / "pytorch_model.bin");
   EXPECT_NE(error_of([&] { (void)load_pretrained(folder.path()); }).find("a pickle"), std::string::npos);
 }

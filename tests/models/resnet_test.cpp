@@ -24,9 +24,9 @@ TEST_P(ResNet, LogitsGradientsAndStatisticsAreThoseOfPythonsNet) {
 
   const ScratchFolder folder;
   NamedTensors weights;
-  for (const auto& item : model.named_parameters())
+  for (const auto& item : model->named_parameters())
     weights.emplace_back(item.key(), item.value().detach().clone());
-  for (const auto& item : model.named_buffers()) weights.emplace_back(item.key(), item.value().clone());
+  for (const auto& item : model->named_buffers()) weights.emplace_back(item.key(), item.value().clone());
   weights.emplace_back("images", images);
   weights.emplace_back("labels", labels);
   write_tensors(folder / "weights.safetensors", weights);
@@ -42,16 +42,16 @@ TEST_P(ResNet, LogitsGradientsAndStatisticsAreThoseOfPythonsNet) {
   EXPECT_EQ(expected.size(), answer["tensors"].get<size_t>());
 
   // The same operations of the same engine in the same order: the same bits.
-  const auto logits = model.forward(images);
+  const auto logits = model->forward(images);
   EXPECT_TRUE(at::equal(logits, expected.at("logits")));
   at::cross_entropy_loss(logits, labels).backward();
-  for (const auto& item : model.named_parameters())
+  for (const auto& item : model->named_parameters())
     EXPECT_TRUE(at::equal(item.value().grad(), expected.at("grad." + item.key()))) << item.key();
-  for (const auto& item : model.named_buffers())
+  for (const auto& item : model->named_buffers())
     EXPECT_TRUE(at::equal(item.value(), expected.at("buffer." + item.key()))) << item.key();
-  model.eval();
+  model->eval();
   const torch::NoGradGuard no_grad;
-  EXPECT_TRUE(at::equal(model.forward(images), expected.at("evaluated")));
+  EXPECT_TRUE(at::equal(model->forward(images), expected.at("evaluated")));
 }
 
 INSTANTIATE_TEST_SUITE_P(Images, ResNet, ::testing::Values(false, true),

@@ -39,8 +39,8 @@ std::vector<double> losses_of(CausalLM& model, const Precision& precision) {
 class Training : public ::testing::TestWithParam<const char*> {
  protected:
   static std::shared_ptr<CausalLM> model() {
-    if (std::string(GetParam()) == "gpt2") return std::make_shared<Gpt2>(tiny_gpt2(), 1);
-    return std::make_shared<Llama>(tiny_llama(), 1);
+    if (std::string(GetParam()) == "gpt2") return std::make_shared<Gpt2Impl>(tiny_gpt2(), 1);
+    return std::make_shared<LlamaImpl>(tiny_llama(), 1);
   }
 };
 

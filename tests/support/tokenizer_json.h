@@ -3,7 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "text/byte_alphabet.h"
+#include "text/definition.h"
 
 namespace halfstep::testing {
 

@@ -49,7 +49,10 @@ Json split(const char* expression, const char* behavior = "Isolated") {
 
 const Fault kFaults[] = {
     {"TopKey", [](Json& f) { f["tokeniser"] = 1; }, {"'tokeniser'"}},
-    {"Normalizer", [](Json& f) { f["normalizer"] = {{"type", "NFC"}}; }, {"normalizer", "NFC"}},
+    {"Normalizer", [](Json& f) { f["normalizer"] = {{"type", "NFKC"}}; }, {"normalizer", "NFKC", "NFC"}},
+    {"NormalizerInSequence",
+     [](Json& f) { f["normalizer"] = {{"type", "Sequence"}, {"normalizers", {{{"type", "Lowercase"}}}}}; },
+     {"normalizers[0]", "Lowercase"}},
     {"Truncation", [](Json& f) { f["truncation"] = {{"max_length", 5}}; }, {"truncation"}},
     {"Padding", [](Json& f) { f["padding"] = {{"pad_id", 0}}; }, {"padding"}},
     {"ModelType", [](Json& f) { f["model"]["type"] = "WordPiece"; }, {"model", "WordPiece", "BPE"}},

@@ -9,7 +9,7 @@
 
 #include "support/error_of.h"
 #include "support/tokenizer_json.h"
-#include "text/byte_alphabet.h"
+#include "text/definition.h"
 #include "text/pattern.h"
 
 namespace halfstep {
@@ -251,6 +251,86 @@ TEST(TokenStream, EveryCutInTwoGivesTheIdsOfTheWhole) {
       EXPECT_EQ(ids, expected) << "cut at " << cut << (digits ? ", with Digits" : "");
     }
   }
+}
+
+Json nfc_tokenizer() {
+  Json file = small_tokenizer();
+  file["normalizer"] = {{"type", "NFC"}};
+  return file;
+}
+
+struct Normal {
+  const char* text;
+  const char* nfc;
+};
+
+// By the examples and tables of Unicode's annex 15, but for the last: `tokenizers` knows no mark that is
+// newer than Unicode 9, and leaves U+1ABF (class 220) behind U+0301 (230).
+constexpr Normal kNormals[] = {
+    {"e\u0301", "\u00E9"},
+    {"\u00E9", "\u00E9"},
+    {"\u212B \u2126", "\u00C5 \u03A9"},                           // singletons
+    {"\u0958", "\u0915\u093C"},                                   // excluded from composition
+    {"\u1E0B\u0323 d\u0323\u0307", "\u1E0D\u0307 \u1E0D\u0307"},  // sorted, then joined
+    {"a\u0301\u0323", "\u1EA1\u0301"},
+    {"\u1100\u1161\u11A8 \uAC00\u11A8", "\uAC01 \uAC01"},
+    {"\u0F73 \u0344", "\u0F71\u0F72 \u0308\u0301"},
+    {"a\u034F\u0301", "a\u034F\u0301"},  // a joiner between them
+    {"\u09C7\u09BE", "\u09CB"},
+    {"a\u0301\u1ABF", "\u00E1\u1ABF"},
+    {"b\u0301\u1ABF\u0323", "b\u0301\u1ABF\u0323"},
+};
+
+TEST(Normalizer, BringsTextIntoFormCAsTokenizersDoes) {
+  const auto tokenizer = tokenizer_of(nfc_tokenizer());
+  for (const auto& [text, nfc] : kNormals) EXPECT_EQ(tokenizer.decode(tokenizer.encode(text)), nfc) << text;
+}
+
+TEST(Normalizer, LooksForAddedTokensInTheFormThatTheyAskFor) {
+  Json file = nfc_tokenizer();
+  file["added_tokens"] = {{{"id", 256}, {"content", "<e\u0301>"}, {"normalized", false}},
+                          {{"id", 257}, {"content", "cafe\u0301"}, {"normalized", true}}};
+  const auto tokenizer = tokenizer_of(file);
+  EXPECT_EQ(tokenizer.encode("caf\u00E9cafe\u0301<e\u0301>"), (std::vector<int32_t>{257, 257, 256}));
+  EXPECT_EQ(tokenizer.encode("<\u00E9>").size(), 4u) << "asked for as it is";
+}
+
+TEST(Normalizer, InvalidBytesStayAndEndWhatIsJoined) {
+  const auto tokenizer = tokenizer_of(nfc_tokenizer());
+  const std::string text = "e\xFF\xCC\x81 \xCC\x81\xCC";
+  EXPECT_EQ(tokenizer.decode(tokenizer.encode(text)), text);
+}
+
+// Where text is cut, what is before may still be joined to what follows, or a mark go before it.
+TEST(TokenStream, EveryCutGivesTheIdsOfTheWholeInFormC) {
+  const auto tokenizer = tokenizer_of(nfc_tokenizer());
+  std::string text;
+  for (const auto& normal : kNormals) text.append(normal.text).append(normal.nfc);
+  text.append("<end>\u0301<end \xCC").append("x\u0323x\u0323x\u0323\xE1\x84");
+  const auto expected = tokenizer.encode(text);
+  for (size_t cut = 0; cut <= text.size(); ++cut)
+    for (const size_t second : {cut, std::min(cut + 1, text.size()), std::min(cut + 4, text.size())}) {
+      TokenStream stream(tokenizer);
+      std::vector<int32_t> ids;
+      stream.feed(text.substr(0, cut), ids);
+      stream.feed(text.substr(cut, second - cut), ids);
+      stream.feed(text.substr(second), ids);
+      stream.finish(ids);
+      EXPECT_EQ(ids, expected) << "cut at " << cut << " and " << second;
+    }
+}
+
+// A million marks out of order: quadratic sorting would take minutes.
+TEST(Normalizer, SortsALongRunOfMarksInTime) {
+  std::string marks = "a", below, above;
+  for (int i = 0; i < 500'000; ++i) {
+    marks += "\u0301\u0323";
+    below += "\u0323";
+    above += "\u0301";
+  }
+  const auto tokenizer = tokenizer_of(nfc_tokenizer());
+  EXPECT_TRUE(tokenizer.decode(tokenizer.encode(marks)) ==
+              "\u1EA1" + below.substr(std::string("\u0323").size()) + above);
 }
 
 TEST(TokenStream, KeepsBackNoMoreThanTheLastWord) {

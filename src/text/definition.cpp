@@ -1,17 +1,46 @@
-#include "text/definition_builder.h"
+#include "text/definition.h"
 
 #include <halfstep/error.h>
 
 #include <algorithm>
 
-#include "text/byte_alphabet.h"
+#include "text/nfc.h"
 #include "words/names.h"
+#include "words/utf8.h"
 
 namespace halfstep::text {
 namespace {
 
-// Beyond any vocabulary in use (the largest have 262,144), so that a stranger's file cannot ask for all
-// memory.
+constexpr uint32_t kFirstSubstitute = 0x100;
+constexpr uint32_t kSubstitutes = 68;
+
+constexpr bool stands_for_itself(uint32_t byte) {
+  return (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte <= 0xAC) || (byte >= 0xAE && byte <= 0xFF);
+}
+
+struct Alphabet {
+  std::array<std::string, 256> characters;
+  std::array<int, kFirstSubstitute + kSubstitutes> byte_of;  // by code point; -1: not of the alphabet
+
+  Alphabet() {
+    byte_of.fill(-1);
+    uint32_t substitute = kFirstSubstitute;
+    for (uint32_t byte = 0; byte < 256; ++byte) {
+      const uint32_t point = stands_for_itself(byte) ? byte : substitute++;
+      append_utf8(point, characters[byte]);
+      byte_of[point] = static_cast<int>(byte);
+    }
+  }
+};
+
+const Alphabet& alphabet() {
+  static const Alphabet it;
+  return it;
+}
+
+uint64_t step(uint32_t node, char byte) { return uint64_t{node} << 8 | static_cast<uint8_t>(byte); }
+
+// Beyond any vocabulary in use (the largest have 262,144): limits for untrusted files.
 constexpr int64_t kIdLimit = int64_t{1} << 22;
 constexpr size_t kMergeLimit = size_t{1} << 23;
 // Every place of a text is compared with them, and each of their bytes is a node in memory. Tokenizers in use
@@ -20,6 +49,53 @@ constexpr size_t kAddedTokenBytes = 256;
 constexpr size_t kAllAddedTokensBytes = size_t{1} << 20;
 
 }  // namespace
+
+const std::array<std::string, 256>& byte_characters() { return alphabet().characters; }
+
+std::optional<std::string> bytes_of_token(std::string_view token) {
+  std::string bytes;
+  for (size_t at = 0; at < token.size();) {
+    const CodePoint point = code_point_at(token, at);
+    if (point.bytes == 0 || point.value >= alphabet().byte_of.size()) return std::nullopt;
+    const int byte = alphabet().byte_of[point.value];
+    if (byte < 0) return std::nullopt;
+    bytes.push_back(static_cast<char>(byte));
+    at += point.bytes;
+  }
+  return bytes;
+}
+
+void AddedTokens::add(std::string_view token, int32_t id) {
+  uint32_t node = 0;
+  for (const char byte : token) {
+    const auto [place, is_new] =
+        next_.try_emplace(step(node, byte), static_cast<uint32_t>(id_of_node_.size()));
+    if (is_new) id_of_node_.push_back(kNoToken);
+    node = place->second;
+  }
+  id_of_node_[node] = id;
+  begins_[static_cast<uint8_t>(token[0])] = true;
+  longest_ = std::max(longest_, token.size());
+}
+
+AddedTokens::Found AddedTokens::find(std::string_view text, size_t from, bool open) const {
+  if (empty()) return {text.size(), text.size(), kNoToken};
+  for (size_t begin = from; begin < text.size(); ++begin) {
+    if (!begins_[static_cast<uint8_t>(text[begin])]) continue;
+    Found found{begin, begin, kNoToken};
+    uint32_t node = 0;
+    size_t at = begin;
+    for (; at < text.size(); ++at) {
+      const auto next = next_.find(step(node, text[at]));
+      if (next == next_.end()) break;
+      node = next->second;
+      if (id_of_node_[node] != kNoToken) found = {begin, at + 1, id_of_node_[node]};
+    }
+    if (open && at == text.size()) return {begin, begin, kNoToken};  // a token, or a longer one, may follow
+    if (found.id != kNoToken) return found;
+  }
+  return {text.size(), text.size(), kNoToken};
+}
 
 void DefinitionBuilder::set_bytes(int32_t id, std::string bytes) {
   if (static_cast<size_t>(id) >= bytes_of_id_.size()) bytes_of_id_.resize(static_cast<size_t>(id) + 1);
@@ -92,7 +168,8 @@ void DefinitionBuilder::add_added_token(const std::string& content, int64_t id, 
   HALFSTEP_CHECK(id_of_added_.emplace(content, static_cast<int32_t>(id)).second, where_, ": the added token ",
                  in_quotes(content), " stands twice.");
   last_added_ = std::max(last_added_, id);
-  (normalized ? second_added_ : first_added_).add(content, static_cast<int32_t>(id));
+  if (!normalized) return first_added_.add(content, static_cast<int32_t>(id));
+  second_added_.add(nfc_ ? nfc_of(content) : content, static_cast<int32_t>(id));
 }
 
 bool DefinitionBuilder::has_every_byte() const {
@@ -106,6 +183,7 @@ Definition DefinitionBuilder::build() {
                         .id_of_added = std::move(id_of_added_),
                         .model = {.id_of_byte = {}, .merges = MergeTable(merges_)},
                         .first_added = std::move(first_added_),
+                        .nfc = nfc_,
                         .second_added = std::move(second_added_),
                         .stages = {}};
   for (size_t byte = 0; byte < 256; ++byte) {
