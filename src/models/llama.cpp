@@ -155,7 +155,8 @@ models::Family models::llama_family() {
       "llama",
       [](const JsonPlace& config, Unfilled unfilled) -> std::shared_ptr<CausalLM> {
         JsonFields fields(config, kLargestSize);
-        LlamaConfig read = read_llama_fields(fields, {});
+        const LlamaConfig defaults;
+        LlamaConfig read = read_llama_fields(fields, defaults);
         read.rest = fields.rest().dump();
         return std::make_shared<LlamaImpl>(std::move(read), unfilled);
       },

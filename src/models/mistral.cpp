@@ -8,9 +8,9 @@ namespace {
 
 /// The defaults are Hugging Face's.
 DecoderConfig read_config(files::JsonFields& fields) {
-  LlamaConfig llama = read_llama_fields(
-      fields,
-      {.intermediate_size = 14336, .num_key_value_heads = 8, .max_position_embeddings = int64_t{1} << 17});
+  const LlamaConfig defaults{
+      .intermediate_size = 14336, .num_key_value_heads = 8, .max_position_embeddings = int64_t{1} << 17};
+  LlamaConfig llama = read_llama_fields(fields, defaults);
   llama.attention_bias = llama.mlp_bias = false;  // transformers has no such fields here
   fields.refuse("layer_types", "layers of several kinds are not implemented for mistral.");
   int64_t window = 4096;

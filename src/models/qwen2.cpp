@@ -8,10 +8,11 @@ namespace {
 
 /// The defaults are Hugging Face's.
 DecoderConfig read_config(files::JsonFields& fields) {
-  LlamaConfig llama = read_llama_fields(fields, {.vocab_size = 151936,
-                                                 .intermediate_size = 22016,
-                                                 .num_key_value_heads = 32,
-                                                 .max_position_embeddings = 32768});
+  const LlamaConfig defaults{.vocab_size = 151936,
+                             .intermediate_size = 22016,
+                             .num_key_value_heads = 32,
+                             .max_position_embeddings = 32768};
+  LlamaConfig llama = read_llama_fields(fields, defaults);
   // transformers has no such fields here.
   llama.attention_bias = true;
   llama.mlp_bias = false;

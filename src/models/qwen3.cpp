@@ -8,11 +8,12 @@ namespace {
 
 /// The defaults are Hugging Face's.
 DecoderConfig read_config(files::JsonFields& fields) {
-  LlamaConfig llama = read_llama_fields(fields, {.vocab_size = 151936,
-                                                 .intermediate_size = 22016,
-                                                 .num_key_value_heads = 32,
-                                                 .head_dim = 128,
-                                                 .max_position_embeddings = 32768});
+  const LlamaConfig defaults{.vocab_size = 151936,
+                             .intermediate_size = 22016,
+                             .num_key_value_heads = 32,
+                             .head_dim = 128,
+                             .max_position_embeddings = 32768};
+  LlamaConfig llama = read_llama_fields(fields, defaults);
   llama.mlp_bias = false;  // transformers has no such field here
   const bool bias = llama.attention_bias;
   auto windows = read_windows_by_layer(fields, llama.num_hidden_layers);
