@@ -35,11 +35,7 @@ Family mistral_family();
 /// In the order in which errors list them.
 inline const std::vector<Family>& families() {
   static const std::vector<Family> all{
-      gpt2_family(),
-      llama_family(),
-      qwen2_family(),
-      qwen3_family(),
-      mistral_family(),
+      gpt2_family(), llama_family(), qwen2_family(), qwen3_family(), mistral_family(),
   };
   return all;
 }
