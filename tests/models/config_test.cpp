@@ -1,4 +1,7 @@
 // config.json comes from strangers: what is not understood is refused by name.
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/equal.h>
 #include <gtest/gtest.h>
 #include <halfstep/models.h>
 
@@ -86,6 +89,44 @@ TEST_F(Refused, WhatLlamaDoesNotImplementByItsName) {
                   {"head_dim", 134217728, "heads of 134217728 elements"},
                   {"attention_dropout", 1.5, "attention_dropout is 1.5"},
               });
+}
+
+const CausalLMSizes kSmall{.vocabulary = 61, .context = 32, .layers = 2, .width = 32, .heads = 4};
+
+TEST_F(Refused, WindowsOfRelativesThatDoNotFitTheirLayers) {
+  expect_each(*make_causal_lm(config_json_of("qwen2", kSmall), 1),
+              {
+                  {"layer_types", json::array({"full_attention"}), "1 elements for 2 layers"},
+                  {"layer_types", json::array({"full_attention", "sliding_attention"}), "give no window"},
+                  {"layer_types", json::array({"full_attention", "linear"}), "full_attention or sliding"},
+                  {"max_window_layers", -1, "a number of layers"},
+                  {"sliding_window", 0, "expected 1 to"},
+                  {"num_hidden_layers", 1000000, "num_hidden_layers is 1000000"},
+                  {"rope_parameters", {{"rope_type", "yarn"}}, "rope_type 'yarn' is not implemented"},
+              });
+  expect_each(
+      *make_causal_lm(config_json_of("mistral", kSmall), 1),
+      {
+          {"layer_types", json::array({"full_attention", "full_attention"}), "layers of several kinds"},
+          {"sliding_window", "wide", "expected a whole number"},
+          {"num_hidden_layers", 1000000, "num_hidden_layers is 1000000"},
+      });
+}
+
+TEST(Config, AWindowBoundsWhatAPositionSees) {
+  CausalLMSizes one_layer = kSmall;
+  one_layer.layers = 1;
+  json config = json::parse(config_json_of("mistral", one_layer));
+  config["sliding_window"] = 3;
+  const auto model = make_causal_lm(config.dump(), 1);
+  const at::NoGradGuard no_grad;
+  at::Tensor ids = at::arange(16, at::kLong).unsqueeze(0);
+  const at::Tensor before = model->forward(ids);
+  ids.select(1, 5).fill_(40);
+  const at::Tensor after = model->forward(ids);
+  for (int64_t position = 0; position < 16; ++position)
+    EXPECT_EQ(at::equal(before.select(1, position), after.select(1, position)), position < 5 || position > 7)
+        << position;
 }
 
 TEST(Config, RopeOfTransformersFourAndFiveAreReadAlike) {
