@@ -26,13 +26,19 @@ bool is_settled(uint32_t code_point) {
 
 int combining_class(int32_t code_point) { return utf8proc_get_property(code_point)->combining_class; }
 
-/// Marks behind a starter, by class. utf8proc's own sort takes quadratic time, and a file may hold nothing
-/// but marks.
+/// Marks behind a starter, by class; those of one class stay in their order. utf8proc's own sort takes
+/// quadratic time, and a file may hold nothing but marks.
 void sort_marks(std::vector<int32_t>& points) {
   for (auto at = points.begin(); at != points.end();) {
     at = std::find_if(at, points.end(), [](int32_t p) { return combining_class(p) != 0; });
     const auto end = std::find_if(at, points.end(), [](int32_t p) { return combining_class(p) == 0; });
-    std::stable_sort(at, end, [](int32_t a, int32_t b) { return combining_class(a) < combining_class(b); });
+    if (end - at > 1) {
+      std::vector<std::vector<int32_t>> by_class(256);
+      for (auto mark = at; mark != end; ++mark)
+        by_class[static_cast<size_t>(combining_class(*mark))].push_back(*mark);
+      auto place = at;
+      for (const std::vector<int32_t>& marks : by_class) place = std::copy(marks.begin(), marks.end(), place);
+    }
     at = end;
   }
 }
