@@ -348,11 +348,10 @@ double parse_real(std::string_view text, std::string_view where) {
   constexpr std::string_view kNan = "nan:";
   const bool nan = text.starts_with(kNan);
   const std::string_view digits = nan ? text.substr(kNan.size()) : text;
-  const char* const end = digits.data() + digits.size();
+  const char *const begin = digits.data(), *const end = begin + digits.size();
   double value = 0;
   uint64_t bits = 0;
-  const auto [stop, fault] =
-      nan ? std::from_chars(digits.data(), end, bits, 16) : std::from_chars(digits.data(), end, value);
+  const auto [stop, fault] = nan ? std::from_chars(begin, end, bits, 16) : std::from_chars(begin, end, value);
   if (nan) value = std::bit_cast<double>(bits);
   HALFSTEP_CHECK(fault == std::errc{} && stop == end && std::isnan(value) == nan, where, ": ",
                  in_quotes(text), " is not a real number.");
