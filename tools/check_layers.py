@@ -22,7 +22,7 @@ ROOMS = [
     ("safetensors", "safetensors files and folders of them", "base words io"),
     ("checkpoint_format", "the folders and manifests of checkpoints", "base words io safetensors"),
     ("data_files", "token files and IDX", "base words io"),
-    ("kernels", "loops over raw elements, one file an instruction set, chosen at run time", "base formats"),
+    ("kernels", "loops over raw elements, one file per instruction set, chosen at run time", "base formats"),
     ("text", "tokenizers: byte-level BPE, NFC", "base words io"),
     ("config", "the configuration of a run as a value, with the origin of each key", "base words io"),
     ("log", "what a run writes of itself: log.jsonl, log.csv, TensorBoard's event files; who watches a run",

@@ -19,7 +19,7 @@ namespace halfstep {
 [[nodiscard]] HALFSTEP_API const PrecisionSupport& precision_support(c10::ScalarType compute);
 
 struct AutocastOptions {
-  /// `false` is AutocastScope::disabled(): for a program that is told whether to lower.
+  /// `false` is AutocastScope::disabled(): for a program that decides at run time.
   bool enabled = true;
 
   /// Accept BF16 on hardware that can only imitate it: right, but slower than FP32. For studying numerics.
@@ -49,7 +49,7 @@ struct AutocastOptions {
 ///   loss.backward();
 ///
 /// Parameters stay FP32; each use of one casts it anew. LibTorch's own cache of cast weights is off inside
-/// the scope, because it goes on serving the old value after the weight is updated; an optimizer step inside
+/// the scope, because it keeps serving the old value after the weight is updated; an optimizer step inside
 /// the scope is therefore seen at the next use. In-place operations and those with an `out` argument are left
 /// alone by LibTorch's autocast, hence by this one too.
 ///

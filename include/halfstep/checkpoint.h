@@ -80,7 +80,7 @@ class HALFSTEP_API CheckpointFolder {
   SaveReport save(const Checkpoint& checkpoint);
 
   /// Copies the tensors and returns; they are written by a thread of its own. A checkpoint that is handed
-  /// over whole (a temporary, or std::move) is not copied again where nobody else holds its tensors, as with
+  /// over whole (a temporary, or std::move) is not copied again where nothing else holds its tensors, as with
   /// what state_dict() returns. One at a time: while a write is under way a second call waits. Throws what
   /// went wrong with the one before, which then is not saved, and does not begin this one.
   SaveReport save_async(Checkpoint checkpoint);
@@ -102,7 +102,7 @@ class HALFSTEP_API CheckpointFolder {
   /// going on from an older step is for you to decide.
   std::optional<Checkpoint> load_latest() const;
 
-  /// Removes the checkpoints after a step. For a run that goes on from an older one.
+  /// Removes the checkpoints after a step. For a run that resumes from an older one.
   void remove_newer_than(int64_t step);
 
  private:
@@ -155,7 +155,7 @@ HALFSTEP_API void export_part(const std::filesystem::path& folder, int64_t step,
 /// The machine and libraries of this process: versions, instruction sets, threads.
 HALFSTEP_API std::map<std::string, std::string> fingerprint();
 
-/// What differs here from where a checkpoint was saved, each in a sentence. A run that goes on in spite of it
+/// What differs here from where a checkpoint was saved, each in a sentence. A run that resumes in spite of it
 /// is right, but need not have the bits of the uninterrupted one.
 HALFSTEP_API std::vector<std::string> fingerprint_changes(const Checkpoint& checkpoint);
 

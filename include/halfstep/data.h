@@ -31,7 +31,7 @@ struct TokenBatchOptions {
 /// once an epoch, in an order of its own for each epoch, which is computed, not stored: a trillion tokens
 /// need no more memory than a thousand.
 ///
-/// Shuffled, every batch is full: one that reaches the end of an epoch goes on with the next. In order, the
+/// Shuffled, every batch is full: one that reaches the end of an epoch continues with the next. In order, the
 /// last batch of an epoch has fewer sequences where the windows do not divide, so that an evaluation sees
 /// each window once.
 ///
@@ -73,7 +73,7 @@ struct ImageBatch {
 
 struct ImageBatchOptions {
   int64_t batch_size = 0;  ///< images a batch; must be given
-  double mean = 0.0;       ///< taken off each pixel, where black is 0 and white 1
+  double mean = 0.0;       ///< subtracted from each pixel, where black is 0 and white 1
   double deviation = 1.0;  ///< and this divides it
   uint64_t seed = 0;       ///< of the order
   bool shuffle = true;     ///< false: as they lie, for evaluation

@@ -1,4 +1,4 @@
-// What a look at the gradients found, and the one number that goes on to the optimizer.
+// What an inspection of the gradients found, and the one number that the optimizer takes.
 #pragma once
 
 #include <halfstep/config.h>
@@ -37,7 +37,7 @@ struct GradFindings {
 
 class GradMultiplier;
 
-/// What one read-only pass over all gradients found: GradFindings, read when somebody asks. Copies share
+/// What one read-only pass over all gradients found: GradFindings, read on request. Copies share
 /// them.
 class HALFSTEP_API GradSummary {
  public:

@@ -108,7 +108,7 @@ HALFSTEP_API void reset_memory_peak();
 /// `resident_over_peak` goes by. Returns the bytes. For the moment when a large phase is over.
 HALFSTEP_API std::size_t empty_cache();
 
-/// Counts the block behind this tensor under another class, for blocks that somebody else allocated:
+/// Counts the block behind this tensor under another class, for blocks that other code allocated:
 /// gradients after backward, for instance. Nothing happens to blocks that are not this allocator's.
 HALFSTEP_API void tag_memory(const at::Tensor& tensor, MemoryClass memory_class);
 

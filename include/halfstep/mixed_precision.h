@@ -31,7 +31,7 @@ namespace halfstep {
 /// Where the gradients of several micro-batches are summed.
 enum class Accumulation {
   None,       ///< in the parameters' own type, by autograd: one micro-batch a step, or FP32 parameters
-  Fp32,       ///< in FP32: 4 bytes a parameter for the whole run, beside the gradients of one micro-batch
+  Fp32,       ///< in FP32: 4 bytes per parameter for the whole run, beside the gradients of one micro-batch
   Bf16Kahan,  ///< in BF16 with a BF16 compensation: the same 4 bytes, of which the optimizer reads 2
 };
 
@@ -89,7 +89,7 @@ struct BackwardOptions {
 ///
 /// Between steps it remembers masters, buffers and the loss scale: save state_dict() with the optimizer's.
 /// With accumulation the sum of a step's first micro-batches is part of it, until close_sum: a run
-/// saved between two micro-batches goes on with the next one. From close_sum or inspect_grads to advance, do
+/// saved between two micro-batches resumes with the next one. From close_sum or inspect_grads to advance, do
 /// not save.
 ///
 /// The order of a step is backward, close_sum with accumulation, inspect_grads, optimizer.step, advance.

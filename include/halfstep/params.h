@@ -31,7 +31,7 @@ struct Param {
   /// go by a parameter's name and the place in the whole, so that cutting it into parts changes no bit.
   int64_t first_element = 0;
   std::shared_ptr<ParamRecord> record{};  ///< made with the parameter, shared by its copies
-  bool loss_scaled = false;  ///< whether its gradients carry a loss scale: an optimizer must be told which
+  bool loss_scaled = false;  ///< whether its gradients carry a loss scale: an optimizer must know which
 };
 
 /// Takes an FP32 parameter into a storage: its values are kept beside first, and only then is the tensor

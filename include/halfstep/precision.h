@@ -38,7 +38,7 @@ struct HALFSTEP_API Precision {
   /// What matrix products take in: at::kFloat, at::kBFloat16 or at::kHalf.
   c10::ScalarType compute = at::kFloat;
 
-  /// How weights are kept; bytes a parameter with gradients and FP32 moments, measured in docs/memory.md:
+  /// How weights are kept; bytes per parameter with gradients and FP32 moments, measured in docs/memory.md:
   /// SplitMaster 14, Fp32Master 16, Fp32 16. Fp32 with a low `compute` is torch.amp's way: the model keeps
   /// its FP32 parameters and every use of one casts it.
   WeightStorage weights = WeightStorage::Fp32;

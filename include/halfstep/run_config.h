@@ -17,7 +17,7 @@
 
 namespace halfstep {
 
-/// What `halfstep train` carries out. docs/configuration.md tells each key; an optional without a value
+/// What `halfstep train` carries out. docs/configuration.md lists each key; an optional without a value
 /// leaves the choice to the part that it configures ("if not given" in that page).
 ///
 /// Words ("bf16", "cosine") are text here. Those in a value from resolve_config() are among ConfigKey::words.

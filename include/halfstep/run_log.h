@@ -46,7 +46,7 @@ struct MemoryRecord {
 /// One step. Numbers may be NaN or infinite: a run that diverges must be able to say so.
 struct StepRecord {
   int64_t step = 0;      ///< counted from 1; each stands once in a log
-  double seconds = 0.0;  ///< since the run began, by a clock that nobody sets; goes on in a resumed run
+  double seconds = 0.0;  ///< since the run began, by a monotonic clock; continues in a resumed run
   double loss = 0.0;
   double lr = 0.0;
   double grad_norm = 0.0;  ///< un-scaled, before clipping
@@ -82,7 +82,7 @@ struct SampleRecord {
 
 /// A checkpoint that is on the disk.
 struct CheckpointRecord {
-  int64_t step = 0;  ///< when that was known; the run goes on while a checkpoint is written
+  int64_t step = 0;  ///< when that was known; the run continues while a checkpoint is written
   double seconds = 0.0;
   int64_t saved_step = 0;  ///< the checkpoint's own
   int64_t tensor_bytes = 0;
@@ -108,7 +108,7 @@ class HALFSTEP_API RunLog {
   /// Begins a log in a folder that has none; one that is there already is a FileError (EEXIST).
   [[nodiscard]] static RunLog create(const std::filesystem::path& folder, const RunHeader& header);
 
-  /// Goes on with a log after `step`. What it tells of later steps is removed, so that each step stands in it
+  /// Continues a log after `step`. Its records of later steps are removed, so that each step stands in it
   /// once. After step 0 nothing is left of it. A file that is missing is begun.
   [[nodiscard]] static RunLog resume(const std::filesystem::path& folder, const RunHeader& header,
                                      int64_t step);
@@ -133,7 +133,7 @@ class HALFSTEP_API RunLog {
   /// Records that were refused and found no room in memory either: 64 MB are kept.
   int64_t lost() const;
 
-  /// The last step that the log of a folder tells of; 0 if it tells of none, or is not there.
+  /// The last step recorded in the log of a folder; 0 if there is none.
   static int64_t last_step(const std::filesystem::path& folder);
 
   /// `seconds` of the last step that `resume` kept, to count on from; 0 in a new log.

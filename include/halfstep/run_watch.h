@@ -1,4 +1,4 @@
-// Who is told what a training run does, while it does it. Knows no Torch.
+// Observers of a training run. Knows no Torch.
 #pragma once
 
 #include <halfstep/config.h>

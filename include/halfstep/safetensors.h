@@ -53,7 +53,7 @@ struct TensorEntry {
   uint64_t end{};
 };
 
-/// Bounds on what a stranger's file may ask of us. A file beyond them is refused by name of the bound.
+/// Limits for untrusted files. A file beyond them is refused by name of the bound.
 struct SafetensorsLimits {
   uint64_t header_bytes = uint64_t{16} << 20;
   uint64_t tensor_count = 1'000'000;
@@ -92,8 +92,8 @@ class HALFSTEP_API SafetensorsFile {
 /// A folder as Hugging Face keeps one: `model.safetensors.index.json` with the shards that it names, or where
 /// there is no index, `model.safetensors`.
 ///
-/// Opening checks every shard, and that index and shards name the same tensors; all disagreements are told at
-/// once. Only files beside the index are opened, whatever names the index gives.
+/// Opening checks every shard, and that index and shards name the same tensors; all disagreements are
+/// reported at once. Only files beside the index are opened, whatever names the index gives.
 class HALFSTEP_API SafetensorsFolder {
  public:
   explicit SafetensorsFolder(const std::filesystem::path& folder, const SafetensorsLimits& limits = {});

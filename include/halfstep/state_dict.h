@@ -31,7 +31,7 @@ class HALFSTEP_API StateDict {
   const std::string& text(std::string_view name) const;
   const at::Tensor& tensor(std::string_view name) const;
 
-  /// Throws an Error that lists the names that are missing and those that nobody asked for.
+  /// Throws an Error that lists the names that are missing and those that were not asked for.
   /// `whose` begins the message: "GradScaler".
   void expect_exactly(std::string_view whose, const std::vector<std::string_view>& names) const;
 

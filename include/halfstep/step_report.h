@@ -30,7 +30,7 @@ struct UpdateStall {
   double lost_fraction() const { return updates == 0 ? 0.0 : static_cast<double>(lost) / updates; }
 };
 
-/// The result of a step, as a value, read when somebody asks. A step that was skipped should be hard to
+/// The result of a step, as a value, read on request. A step that was skipped should be hard to
 /// ignore.
 class HALFSTEP_API StepReport {
  public:

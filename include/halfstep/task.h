@@ -24,7 +24,7 @@ struct Score {
 /// A model, its loss and its batches, for a Trainer to train. Four functions and a state are asked for; the
 /// rest has defaults. examples/07_own_model.cpp is one.
 ///
-/// A resumed run has the bits of one that was never stopped if state_dict() tells all that decides which
+/// A resumed run has the bits of one that was never stopped if state_dict() holds all that decides which
 /// batch comes next. LibTorch's default generators are saved by the trainer.
 class HALFSTEP_API Task {
  public:

@@ -56,7 +56,7 @@ class HALFSTEP_API Tokenizer {
   /// Appends to `ids`.
   void encode(std::string_view text, std::vector<int32_t>& ids) const;
 
-  /// The bytes that the tokens stand for, special ones too. An id that the vocabulary has not is an Error.
+  /// The bytes that the tokens stand for, special ones too. An id outside the vocabulary is an Error.
   std::string decode(std::span<const int32_t> ids) const;
 
   /// The largest id plus one: the rows that an embedding needs.

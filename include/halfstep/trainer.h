@@ -44,10 +44,10 @@ struct TrainerOptions {
 ///
 /// It takes the folder's lock first: a second process is refused before it has changed anything.
 ///
-/// `run` opens or resumes the folder (docs/training.md tells what is in it) and does all steps that are left.
+/// `run` opens or resumes the folder (docs/training.md lists what is in it) and does all steps that are left.
 /// It saves at the end, when `stop` becomes true (after the step under way), and as checkpoint.every and
-/// checkpoint.every_minutes say. A run that was stopped and goes on ends with the bits of one that was not.
-/// What the disk refuses on the way is told and tried again; the run goes on.
+/// checkpoint.every_minutes say. A resumed run ends with the bits of one that was never stopped.
+/// Writes that the disk refuses are reported and retried; the run continues.
 class HALFSTEP_API Trainer {
  public:
   Trainer(const ResolvedConfig& resolved, const std::filesystem::path& folder, TrainerOptions options = {});

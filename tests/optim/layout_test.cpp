@@ -51,7 +51,7 @@ TEST(Layout, EnginesFusedStepIsWrongOnATransposedGradient) {
     return w;
   };
   EXPECT_FALSE(bit_equal(engine(grad), engine(grad.t().contiguous().t())))
-      << "LibTorch mended it: the comment in src/tensor/dense_grad.h can go";
+      << "LibTorch mended it: the comment in src/tensor/dense.h can go";
 }
 
 TEST(Layout, EmptyAndZeroDimensionalTensorsAreTensors) {
