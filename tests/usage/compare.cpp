@@ -66,6 +66,7 @@ class Session {
     const Snapshot start = subject_.snapshot();
     updates_.adopt_all(start);
     check_snapshot("at the start", start);
+    check_buffers_are_finite("at the start", start);
   }
 
   void begin_step(int step) {
@@ -79,6 +80,7 @@ class Session {
       if (event.step == step) before_forward(event);
     before_ = subject_.snapshot();
     check_snapshot("before forward", before_);
+    check_buffers_are_finite("before forward", before_);
     // A step without a reason to be skipped is a disagreement of its own if it is.
     const bool may_be_skipped =
         program_.compute == Compute::Fp16 ||
@@ -144,6 +146,7 @@ class Session {
       check_nothing_changed();
     }
     check_snapshot("after the step", after);
+    check_buffers_are_finite("after the step", after);
     scale_.advance(result.finite);
     expect(result.next_loss_scale == scale_.scale || !result.any, "loss scale", "is ", result.next_loss_scale,
            ", expected ", scale_.scale);
@@ -263,6 +266,10 @@ class Session {
                ": the full value does not round to the working one ", when, "; largest difference ",
                (full - working).abs().max().item<double>());
       }
+  }
+
+  /// Between steps only: within one, forward may have overflowed, and the skip restores them.
+  void check_buffers_are_finite(const char* when, const Snapshot& snapshot) {
     for (const at::Tensor& buffer : snapshot.buffers)
       if (buffer.is_floating_point())
         expect(buffer.isfinite().all().item<bool>(), "non-finite buffer", "a buffer holds an Inf or a NaN ",
