@@ -62,7 +62,7 @@ class Clothes : public halfstep::Task {
   std::string model_text() const override { return "a convolution and a linear layer"; }
   std::string data_text() const override { return "Fashion-MNIST"; }
   std::string unit() const override { return "images"; }
-  int64_t units_per_batch() const override { return 64; }
+  int64_t items_per_batch() const override { return 64; }
 
  private:
   Images train_, test_;

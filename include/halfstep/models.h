@@ -25,7 +25,7 @@ namespace halfstep {
 
 /// For models whose parameters the caller fills: they are left uninitialized. On the meta device they have no
 /// memory either.
-struct Unfilled {
+struct Uninitialized {
   at::Device device = at::kCPU;
   at::ScalarType type = at::kFloat;
 };
@@ -126,7 +126,7 @@ struct LlamaConfig {
 class HALFSTEP_API Gpt2Impl : public CausalLM {
  public:
   Gpt2Impl(Gpt2Config config, uint64_t seed);
-  Gpt2Impl(Gpt2Config config, Unfilled unfilled);
+  Gpt2Impl(Gpt2Config config, Uninitialized uninitialized);
 
   at::Tensor forward(const at::Tensor& ids) override;
   CausalLMShape shape() const override;
@@ -147,7 +147,7 @@ TORCH_MODULE(Gpt2);
 class HALFSTEP_API LlamaImpl : public CausalLM {
  public:
   LlamaImpl(LlamaConfig config, uint64_t seed);
-  LlamaImpl(LlamaConfig config, Unfilled unfilled);
+  LlamaImpl(LlamaConfig config, Uninitialized uninitialized);
 
   at::Tensor forward(const at::Tensor& ids) override;
   CausalLMShape shape() const override;

@@ -19,7 +19,7 @@ namespace halfstep {
 struct RunHeader {
   std::string configuration;  ///< the whole text, such that the run can be made again from it
   std::vector<std::pair<std::string, std::string>> machine;  ///< name and value: "cpu", "threads", "torch"
-  std::string unit = "tokens";                               ///< what StepRecord::tokens counts
+  std::string unit = "tokens";                               ///< what StepRecord::items counts
 };
 
 /// Where the time of a step went, in seconds.
@@ -50,8 +50,8 @@ struct StepRecord {
   double loss = 0.0;
   double lr = 0.0;
   double grad_norm = 0.0;  ///< un-scaled, before clipping
-  int64_t tokens = 0;      ///< in this step; RunHeader::unit says whether they are tokens
-  double tokens_per_second = 0.0;
+  int64_t items = 0;       ///< in this step; RunHeader::unit says what they are
+  double items_per_second = 0.0;
   std::optional<double> loss_scale{};
   bool skipped = false;
   std::string why{};                        ///< of a skipped step, one sentence
@@ -68,7 +68,7 @@ struct EvaluationRecord {
   double seconds = 0.0;  ///< as in StepRecord
   double loss = 0.0;
   std::optional<double> accuracy{};  ///< 0 to 1
-  int64_t tokens = 0;                ///< that the loss is the mean of
+  int64_t items = 0;                 ///< that the loss is the mean of
   double duration_seconds = 0.0;
 };
 

@@ -21,7 +21,7 @@ struct RunPlan {
   std::string unit = "tokens";  ///< what its batches are counted in
   int64_t steps = 0;            ///< of the whole run
   int64_t steps_done = 0;       ///< before this process; above 0 in a resumed run
-  int64_t tokens_per_step = 0;  ///< or images: see `unit`
+  int64_t items_per_step = 0;   ///< counted in `unit`
   int64_t threads = 0;
 };
 

@@ -47,7 +47,7 @@ class HALFSTEP_API Task {
   virtual std::string model_text() const;  ///< for the screen; "own model"
   virtual std::string data_text() const;   ///< for the screen; "own data"
   virtual std::string unit() const;        ///< what a batch is counted in; "samples"
-  virtual int64_t units_per_batch() const { return 1; }
+  virtual int64_t items_per_batch() const { return 1; }
   /// Multiplications and additions of forward and backward of one batch, if they can be counted.
   virtual std::optional<double> flops_per_batch() const { return std::nullopt; }
 

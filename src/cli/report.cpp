@@ -47,13 +47,13 @@ ordered_json json_of(const RunSummary& summary) {
           {"planned_steps", summary.planned_steps},
           {"last_step", summary.last_step},
           {"seconds", summary.seconds},
-          {"tokens", summary.tokens},
+          {"items", summary.items},
           {"first_loss", number(summary.first_loss)},
           {"final_loss", number(summary.final_loss)},
           {"final_steps", summary.final_steps},
           {"evaluation_loss", number(summary.evaluation_loss)},
           {"accuracy", number(summary.accuracy)},
-          {"tokens_per_second", number(summary.tokens_per_second)},
+          {"items_per_second", number(summary.items_per_second)},
           {"share_of_peak", number(summary.share_of_peak)},
           {"stalled_share", number(summary.stalled_share)},
           {"skipped", summary.skipped},
@@ -70,7 +70,7 @@ ordered_json json_of(const RunComparison& comparison) {
                         {"not_finite", row.not_finite},
                         {"evaluation_loss", number(row.evaluation_loss)},
                         {"evaluation_step", row.evaluation_step},
-                        {"tokens_per_second", number(row.summary.tokens_per_second)},
+                        {"items_per_second", number(row.summary.items_per_second)},
                         {"peak_bytes", row.summary.peak_bytes},
                         {"skipped", row.summary.skipped},
                         {"last_step", row.summary.last_step}};
@@ -182,7 +182,7 @@ void print_table(const RunComparison& comparison) {
     const auto& row = comparison.rows[i];
     rows.push_back({printable(row.name, Unprintable::Escaped), loss_text(row),
                     difference_text(row.from_first, i == 0), loss_text(row.evaluation_loss),
-                    row.summary.tokens_per_second ? formatted("%.0f", *row.summary.tokens_per_second) : "-",
+                    row.summary.items_per_second ? formatted("%.0f", *row.summary.items_per_second) : "-",
                     row.summary.peak_bytes > 0
                         ? formatted("%.0f", static_cast<double>(row.summary.peak_bytes) / 1e6)
                         : "-",

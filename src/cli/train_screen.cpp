@@ -78,7 +78,7 @@ std::vector<StatusField> status_fields(const RunPlan& plan, const StepRecord& re
        .value = padded(short_text(record.grad_norm), 4),
        .rank = 5,
        .alarm = !std::isfinite(record.grad_norm)},
-      {.value = padded(si_text(record.tokens_per_second), 4), .after = rate_unit(plan), .rank = 3},
+      {.value = padded(si_text(record.items_per_second), 4), .after = rate_unit(plan), .rank = 3},
   };
   if (record.share_of_peak)
     fields.push_back({.before = "peak ", .value = padded(percent_text(*record.share_of_peak), 3), .rank = 8});
@@ -210,7 +210,7 @@ void TrainScreen::header() {
   header_line("model", plan_.model + ", " + si_text(static_cast<double>(plan_.parameters)) + " parameters");
   header_line("precision", plan_.precision);
   header_line("data", plan_.data);
-  std::string steps = with_commas(plan_.steps) + " of " + with_commas(plan_.tokens_per_step) + " " +
+  std::string steps = with_commas(plan_.steps) + " of " + with_commas(plan_.items_per_step) + " " +
                       plan_.unit + ", " + std::to_string(plan_.threads) +
                       (plan_.threads == 1 ? " thread" : " threads");
   if (plan_.steps_done > 0) steps += "; resumed after step " + with_commas(plan_.steps_done);
@@ -305,7 +305,7 @@ void TrainScreen::evaluation(const EvaluationRecord& record) {
   }
   if (record.accuracy)
     text << ", " << std::fixed << std::setprecision(2) << 100 * *record.accuracy << "% right";
-  text << ", " << si_text(static_cast<double>(record.tokens)) << " " << plan_.unit << " in "
+  text << ", " << si_text(static_cast<double>(record.items)) << " " << plan_.unit << " in "
        << fine_duration_text(record.duration_seconds);
   evaluation_loss_ = record.loss;
   line(text.str(), kBold);

@@ -149,7 +149,7 @@ void put(JsonLine& line, const MemoryRecord& memory) {
 
 // The order of step_row.
 const std::string_view kCsvColumns =
-    "step,seconds,loss,lr,grad_norm,tokens,tokens_per_second,loss_scale,skipped,why,parameter,stalled_share,"
+    "step,seconds,loss,lr,grad_norm,items,items_per_second,loss_scale,skipped,why,parameter,stalled_share,"
     "share_of_peak,evaluation_loss,forward_seconds,backward_seconds,inspect_seconds,step_seconds,data_"
     "seconds,"
     "other_seconds,memory_live_bytes,memory_peak_bytes\r\n";
@@ -174,8 +174,8 @@ std::string_view step_line(JsonLine& line, const StepRecord& record) {
   line.number("loss", record.loss);
   line.number("lr", record.lr);
   line.number("grad_norm", record.grad_norm);
-  line.integer("tokens", record.tokens);
-  line.number("tokens_per_second", record.tokens_per_second);
+  line.integer("items", record.items);
+  line.number("items_per_second", record.items_per_second);
   put(line, "loss_scale", record.loss_scale);
   line.flag("skipped", record.skipped);
   if (record.skipped) {
@@ -211,8 +211,8 @@ std::string_view step_row(std::string& row, const StepRecord& record) {
   number(record.loss);
   number(record.lr);
   number(record.grad_norm);
-  integer(record.tokens);
-  number(record.tokens_per_second);
+  integer(record.items);
+  number(record.items_per_second);
   perhaps(record.loss_scale);
   row += record.skipped ? ",1," : ",0,";
   if (record.skipped) append_csv_text(row, record.why);
@@ -240,7 +240,7 @@ std::string_view evaluation_line(JsonLine& line, const EvaluationRecord& record)
   line.seconds("seconds", record.seconds);
   line.number("loss", record.loss);
   put(line, "accuracy", record.accuracy);
-  line.integer("tokens", record.tokens);
+  line.integer("items", record.items);
   line.seconds("duration_seconds", record.duration_seconds);
   return line.end();
 }

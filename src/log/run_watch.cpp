@@ -32,7 +32,7 @@ std::string to_json(const RunPlan& plan) {
   line.text("folder", plan.folder);
   line.text("unit", plan.unit);
   line.integer("steps", plan.steps);
-  line.integer("tokens_per_step", plan.tokens_per_step);
+  line.integer("items_per_step", plan.items_per_step);
   line.integer("threads", plan.threads);
   return std::string(line.end());
 }

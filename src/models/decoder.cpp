@@ -102,7 +102,7 @@ Positions positions_of(const DecoderConfig& config, int64_t length, at::Device d
 }
 
 struct Attention : torch::nn::Module {
-  Attention(const DecoderConfig& config, size_t layer, Unfilled unfilled)
+  Attention(const DecoderConfig& config, size_t layer, Uninitialized uninitialized)
       : heads(config.llama.num_attention_heads),
         key_value_heads(key_value_heads_of(config.llama)),
         head_size(head_size_of(config.llama)),
@@ -110,7 +110,7 @@ struct Attention : torch::nn::Module {
         dropout(config.llama.attention_dropout) {
     const int64_t width = config.llama.hidden_size;
     const auto linear = [&](const char* name, int64_t inputs, int64_t outputs, bool bias) {
-      return register_module(name, std::make_shared<Linear>(inputs, outputs, bias, unfilled));
+      return register_module(name, std::make_shared<Linear>(inputs, outputs, bias, uninitialized));
     };
     const bool bias = config.llama.attention_bias;
     q_proj = linear("q_proj", width, heads * head_size, bias);
@@ -119,7 +119,7 @@ struct Attention : torch::nn::Module {
     o_proj = linear("o_proj", heads * head_size, width, config.output_bias);
     if (!config.query_key_norm) return;
     const auto norm = [&](const char* name) {
-      return register_module(name, std::make_shared<RmsNorm>(head_size, config.llama.rms_norm_eps, unfilled));
+      return register_module(name, std::make_shared<RmsNorm>(head_size, config.llama.rms_norm_eps, uninitialized));
     };
     q_norm = norm("q_norm");
     k_norm = norm("k_norm");
@@ -152,10 +152,10 @@ struct Attention : torch::nn::Module {
 
 /// SwiGLU: one product decides how much of the other passes.
 struct FeedForward : torch::nn::Module {
-  FeedForward(const LlamaConfig& config, Unfilled unfilled)
+  FeedForward(const LlamaConfig& config, Uninitialized uninitialized)
       : activation(activation_named(config.hidden_act, "hidden_act")) {
     const auto linear = [&](const char* name, int64_t inputs, int64_t outputs) {
-      return register_module(name, std::make_shared<Linear>(inputs, outputs, config.mlp_bias, unfilled));
+      return register_module(name, std::make_shared<Linear>(inputs, outputs, config.mlp_bias, uninitialized));
     };
     gate_proj = linear("gate_proj", config.hidden_size, config.intermediate_size);
     up_proj = linear("up_proj", config.hidden_size, config.intermediate_size);
@@ -171,12 +171,12 @@ struct FeedForward : torch::nn::Module {
 };
 
 struct Block : torch::nn::Module {
-  Block(const DecoderConfig& config, size_t layer, Unfilled unfilled) {
+  Block(const DecoderConfig& config, size_t layer, Uninitialized uninitialized) {
     const auto norm = [&] {
-      return std::make_shared<RmsNorm>(config.llama.hidden_size, config.llama.rms_norm_eps, unfilled);
+      return std::make_shared<RmsNorm>(config.llama.hidden_size, config.llama.rms_norm_eps, uninitialized);
     };
-    self_attn = register_module("self_attn", std::make_shared<Attention>(config, layer, unfilled));
-    mlp = register_module("mlp", std::make_shared<FeedForward>(config.llama, unfilled));
+    self_attn = register_module("self_attn", std::make_shared<Attention>(config, layer, uninitialized));
+    mlp = register_module("mlp", std::make_shared<FeedForward>(config.llama, uninitialized));
     input_layernorm = register_module("input_layernorm", norm());
     post_attention_layernorm = register_module("post_attention_layernorm", norm());
   }
@@ -241,16 +241,16 @@ const DecoderConfig& checked(const DecoderConfig& config, const char* name) {
 }  // namespace
 
 struct DecoderBody::Model : torch::nn::Module {
-  Model(const DecoderConfig& given, Unfilled unfilled) : config(given) {
+  Model(const DecoderConfig& given, Uninitialized uninitialized) : config(given) {
     const LlamaConfig& llama = config.llama;
     embed_tokens = register_module(
         "embed_tokens",
-        std::make_shared<Embedding>(llama.vocab_size, llama.hidden_size, unfilled, padding_row_of(llama)));
+        std::make_shared<Embedding>(llama.vocab_size, llama.hidden_size, uninitialized, padding_row_of(llama)));
     for (size_t layer = 0; layer < static_cast<size_t>(llama.num_hidden_layers); ++layer)
-      layers->push_back(std::make_shared<Block>(config, layer, unfilled));
+      layers->push_back(std::make_shared<Block>(config, layer, uninitialized));
     register_module("layers", layers);
     norm =
-        register_module("norm", std::make_shared<RmsNorm>(llama.hidden_size, llama.rms_norm_eps, unfilled));
+        register_module("norm", std::make_shared<RmsNorm>(llama.hidden_size, llama.rms_norm_eps, uninitialized));
   }
 
   at::Tensor forward(const at::Tensor& ids, bool recompute_blocks) {
@@ -272,12 +272,12 @@ struct DecoderBody::Model : torch::nn::Module {
 };
 
 DecoderBody::DecoderBody(torch::nn::Module& owner, const DecoderConfig& config, const char* name,
-                         Unfilled unfilled)
+                         Uninitialized uninitialized)
     : config_(checked(config, name).llama),
-      model_(owner.register_module("model", std::make_shared<Model>(config, unfilled))) {
+      model_(owner.register_module("model", std::make_shared<Model>(config, uninitialized))) {
   if (config_.tie_word_embeddings) return;
   const auto head =
-      std::make_shared<Linear>(config_.hidden_size, config_.vocab_size, /*with_bias=*/false, unfilled);
+      std::make_shared<Linear>(config_.hidden_size, config_.vocab_size, /*with_bias=*/false, uninitialized);
   free_head_ = owner.register_module("lm_head", head)->weight;
 }
 
@@ -310,8 +310,8 @@ namespace {
 /// A relative of Llama. Nothing in its config changes, so that the fields of its file are kept as they were.
 class DecoderLM final : public CausalLM {
  public:
-  DecoderLM(const char* model_type, const DecoderConfig& config, nlohmann::json file, Unfilled unfilled)
-      : model_type_(model_type), file_(std::move(file)), body_(*this, config, model_type, unfilled) {}
+  DecoderLM(const char* model_type, const DecoderConfig& config, nlohmann::json file, Uninitialized uninitialized)
+      : model_type_(model_type), file_(std::move(file)), body_(*this, config, model_type, uninitialized) {}
 
   at::Tensor forward(const at::Tensor& ids) override { return body_.logits(ids, recompute_blocks); }
   CausalLMShape shape() const override { return body_.shape(model_type_); }
@@ -360,9 +360,9 @@ std::vector<int64_t> read_windows_by_layer(files::JsonFields& fields, int64_t la
 }
 
 std::shared_ptr<CausalLM> open_decoder(const char* model_type, ReadDecoderConfig read,
-                                       const files::JsonPlace& config, Unfilled unfilled) {
+                                       const files::JsonPlace& config, Uninitialized uninitialized) {
   files::JsonFields fields(config, kLargestSize);
-  return std::make_shared<DecoderLM>(model_type, read(fields), config.value(), unfilled);
+  return std::make_shared<DecoderLM>(model_type, read(fields), config.value(), uninitialized);
 }
 
 Family decoder_family(const char* model_type, decltype(Family::open) open,

@@ -40,7 +40,7 @@ nlohmann::json llama_json(const LlamaConfig& config, const char* model_type, con
 class DecoderBody {
  public:
   /// Checks the config; `name` begins every Error.
-  DecoderBody(torch::nn::Module& owner, const DecoderConfig& config, const char* name, Unfilled unfilled);
+  DecoderBody(torch::nn::Module& owner, const DecoderConfig& config, const char* name, Uninitialized uninitialized);
 
   at::Tensor logits(const at::Tensor& ids, bool recompute_blocks) const;
   CausalLMShape shape(const char* family) const;
@@ -58,7 +58,7 @@ class DecoderBody {
 /// again.
 using ReadDecoderConfig = DecoderConfig (*)(files::JsonFields& fields);
 std::shared_ptr<CausalLM> open_decoder(const char* model_type, ReadDecoderConfig read,
-                                       const files::JsonPlace& config, Unfilled unfilled);
+                                       const files::JsonPlace& config, Uninitialized uninitialized);
 
 /// A row with the tensor names that Llama and its relatives share.
 Family decoder_family(const char* model_type, decltype(Family::open) open,

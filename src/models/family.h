@@ -22,7 +22,7 @@ struct Family {
   std::vector<const char*>
       derived;  ///< ends of names of tensors that follow from the config; old files hold them
   /// Checks the config. The weights are left uninitialized.
-  std::shared_ptr<CausalLM> (*open)(const files::JsonPlace& config, Unfilled unfilled);
+  std::shared_ptr<CausalLM> (*open)(const files::JsonPlace& config, Uninitialized uninitialized);
   nlohmann::json (*config_of)(const CausalLMSizes& sizes);
 };
 

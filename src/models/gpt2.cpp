@@ -84,13 +84,13 @@ void check_config(const Gpt2Config& config) {
 }
 
 struct Attention : torch::nn::Module {
-  Attention(const Gpt2Config& config, int64_t layer, Unfilled unfilled)
+  Attention(const Gpt2Config& config, int64_t layer, Uninitialized uninitialized)
       : heads(config.n_head),
         attention_dropout(config.attn_pdrop),
         residual_dropout(config.resid_pdrop),
         c_attn(
-            register_module("c_attn", std::make_shared<Conv1D>(config.n_embd, 3 * config.n_embd, unfilled))),
-        c_proj(register_module("c_proj", std::make_shared<Conv1D>(config.n_embd, config.n_embd, unfilled))) {
+            register_module("c_attn", std::make_shared<Conv1D>(config.n_embd, 3 * config.n_embd, uninitialized))),
+        c_proj(register_module("c_proj", std::make_shared<Conv1D>(config.n_embd, config.n_embd, uninitialized))) {
     const auto head_size = static_cast<double>(config.n_embd / config.n_head);
     if (config.scale_attn_weights) logit_factor /= std::sqrt(head_size);
     if (config.scale_attn_by_inverse_layer_idx) logit_factor /= static_cast<double>(layer + 1);
@@ -113,12 +113,12 @@ struct Attention : torch::nn::Module {
 };
 
 struct FeedForward : torch::nn::Module {
-  FeedForward(const Gpt2Config& config, Unfilled unfilled)
+  FeedForward(const Gpt2Config& config, Uninitialized uninitialized)
       : activation(models::activation_named(config.activation_function, "activation_function")),
         residual_dropout(config.resid_pdrop) {
     const int64_t width = config.n_embd, inner = config.n_inner.value_or(4 * width);
-    c_fc = register_module("c_fc", std::make_shared<Conv1D>(width, inner, unfilled));
-    c_proj = register_module("c_proj", std::make_shared<Conv1D>(inner, width, unfilled));
+    c_fc = register_module("c_fc", std::make_shared<Conv1D>(width, inner, uninitialized));
+    c_proj = register_module("c_proj", std::make_shared<Conv1D>(inner, width, uninitialized));
   }
 
   at::Tensor forward(const at::Tensor& x) {
@@ -131,14 +131,14 @@ struct FeedForward : torch::nn::Module {
 };
 
 struct Block : torch::nn::Module {
-  Block(const Gpt2Config& config, int64_t layer, Unfilled unfilled) {
+  Block(const Gpt2Config& config, int64_t layer, Uninitialized uninitialized) {
     const auto norm = [&] {
-      return std::make_shared<LayerNorm>(config.n_embd, config.layer_norm_epsilon, unfilled);
+      return std::make_shared<LayerNorm>(config.n_embd, config.layer_norm_epsilon, uninitialized);
     };
     ln_1 = register_module("ln_1", norm());
-    attn = register_module("attn", std::make_shared<Attention>(config, layer, unfilled));
+    attn = register_module("attn", std::make_shared<Attention>(config, layer, uninitialized));
     ln_2 = register_module("ln_2", norm());
-    mlp = register_module("mlp", std::make_shared<FeedForward>(config, unfilled));
+    mlp = register_module("mlp", std::make_shared<FeedForward>(config, uninitialized));
   }
 
   at::Tensor forward(at::Tensor x) {
@@ -154,14 +154,14 @@ struct Block : torch::nn::Module {
 }  // namespace
 
 struct Gpt2Impl::Transformer : torch::nn::Module {
-  Transformer(const Gpt2Config& config, Unfilled unfilled) : embedding_dropout(config.embd_pdrop) {
-    wte = register_module("wte", std::make_shared<Embedding>(config.vocab_size, config.n_embd, unfilled));
-    wpe = register_module("wpe", std::make_shared<Embedding>(config.n_positions, config.n_embd, unfilled));
+  Transformer(const Gpt2Config& config, Uninitialized uninitialized) : embedding_dropout(config.embd_pdrop) {
+    wte = register_module("wte", std::make_shared<Embedding>(config.vocab_size, config.n_embd, uninitialized));
+    wpe = register_module("wpe", std::make_shared<Embedding>(config.n_positions, config.n_embd, uninitialized));
     for (int64_t layer = 0; layer < config.n_layer; ++layer)
-      h->push_back(std::make_shared<Block>(config, layer, unfilled));
+      h->push_back(std::make_shared<Block>(config, layer, uninitialized));
     register_module("h", h);
     ln_f = register_module("ln_f",
-                           std::make_shared<LayerNorm>(config.n_embd, config.layer_norm_epsilon, unfilled));
+                           std::make_shared<LayerNorm>(config.n_embd, config.layer_norm_epsilon, uninitialized));
   }
 
   at::Tensor forward(const at::Tensor& ids, bool recompute_blocks) {
@@ -180,16 +180,16 @@ struct Gpt2Impl::Transformer : torch::nn::Module {
   std::shared_ptr<LayerNorm> ln_f;
 };
 
-Gpt2Impl::Gpt2Impl(Gpt2Config config, Unfilled unfilled) : config_(std::move(config)) {
+Gpt2Impl::Gpt2Impl(Gpt2Config config, Uninitialized uninitialized) : config_(std::move(config)) {
   check_config(config_);
-  transformer_ = register_module("transformer", std::make_shared<Transformer>(config_, unfilled));
+  transformer_ = register_module("transformer", std::make_shared<Transformer>(config_, uninitialized));
   if (config_.tie_word_embeddings) return;
   const auto head =
-      std::make_shared<models::Linear>(config_.n_embd, config_.vocab_size, /*with_bias=*/false, unfilled);
+      std::make_shared<models::Linear>(config_.n_embd, config_.vocab_size, /*with_bias=*/false, uninitialized);
   free_head_ = register_module("lm_head", head)->weight;
 }
 
-Gpt2Impl::Gpt2Impl(Gpt2Config config, uint64_t seed) : Gpt2Impl(std::move(config), Unfilled{}) {
+Gpt2Impl::Gpt2Impl(Gpt2Config config, uint64_t seed) : Gpt2Impl(std::move(config), Uninitialized{}) {
   Gpt2Impl::reset_parameters(seed);
 }
 
@@ -228,8 +228,8 @@ models::Family models::gpt2_family() {
           .prefix = "transformer.",
           .embedding = "transformer.wte.weight",
           .derived = {".attn.bias", ".attn.masked_bias"},  // the causal mask, and what stands in its place
-          .open = [](const files::JsonPlace& config, Unfilled unfilled) -> std::shared_ptr<CausalLM> {
-            return std::make_shared<Gpt2Impl>(read_config(config), unfilled);
+          .open = [](const files::JsonPlace& config, Uninitialized uninitialized) -> std::shared_ptr<CausalLM> {
+            return std::make_shared<Gpt2Impl>(read_config(config), uninitialized);
           },
           .config_of =
               [](const CausalLMSizes& sizes) {

@@ -19,45 +19,45 @@
 
 namespace halfstep::models {
 
-at::Tensor unfilled_parameter(torch::nn::Module& owner, const std::string& name, at::IntArrayRef sizes,
-                              Unfilled unfilled) {
+at::Tensor uninitialized_parameter(torch::nn::Module& owner, const std::string& name, at::IntArrayRef sizes,
+                              Uninitialized uninitialized) {
   return owner.register_parameter(name,
-                                  at::empty(sizes, at::TensorOptions(unfilled.type).device(unfilled.device)));
+                                  at::empty(sizes, at::TensorOptions(uninitialized.type).device(uninitialized.device)));
 }
 
-Linear::Linear(int64_t inputs, int64_t outputs, bool with_bias, Unfilled unfilled)
-    : weight(unfilled_parameter(*this, "weight", {outputs, inputs}, unfilled)) {
-  if (with_bias) bias = unfilled_parameter(*this, "bias", {outputs}, unfilled);
+Linear::Linear(int64_t inputs, int64_t outputs, bool with_bias, Uninitialized uninitialized)
+    : weight(uninitialized_parameter(*this, "weight", {outputs, inputs}, uninitialized)) {
+  if (with_bias) bias = uninitialized_parameter(*this, "bias", {outputs}, uninitialized);
 }
 
 at::Tensor Linear::operator()(const at::Tensor& x) const { return at::linear(x, weight, bias); }
 
-Conv1D::Conv1D(int64_t inputs, int64_t outputs, Unfilled unfilled)
-    : weight(unfilled_parameter(*this, "weight", {inputs, outputs}, unfilled)),
-      bias(unfilled_parameter(*this, "bias", {outputs}, unfilled)) {}
+Conv1D::Conv1D(int64_t inputs, int64_t outputs, Uninitialized uninitialized)
+    : weight(uninitialized_parameter(*this, "weight", {inputs, outputs}, uninitialized)),
+      bias(uninitialized_parameter(*this, "bias", {outputs}, uninitialized)) {}
 
 at::Tensor Conv1D::operator()(const at::Tensor& x) const {
   return at::addmm(bias, x.flatten(0, 1), weight).view({x.size(0), x.size(1), weight.size(1)});
 }
 
-Embedding::Embedding(int64_t entries, int64_t width, Unfilled unfilled, int64_t padding_id)
-    : padding_id(padding_id), weight(unfilled_parameter(*this, "weight", {entries, width}, unfilled)) {}
+Embedding::Embedding(int64_t entries, int64_t width, Uninitialized uninitialized, int64_t padding_id)
+    : padding_id(padding_id), weight(uninitialized_parameter(*this, "weight", {entries, width}, uninitialized)) {}
 
 at::Tensor Embedding::operator()(const at::Tensor& ids) const {
   return at::embedding(weight, ids, padding_id);
 }
 
-LayerNorm::LayerNorm(int64_t width, double epsilon, Unfilled unfilled)
+LayerNorm::LayerNorm(int64_t width, double epsilon, Uninitialized uninitialized)
     : epsilon(epsilon),
-      weight(unfilled_parameter(*this, "weight", {width}, unfilled)),
-      bias(unfilled_parameter(*this, "bias", {width}, unfilled)) {}
+      weight(uninitialized_parameter(*this, "weight", {width}, uninitialized)),
+      bias(uninitialized_parameter(*this, "bias", {width}, uninitialized)) {}
 
 at::Tensor LayerNorm::operator()(const at::Tensor& x) const {
   return at::layer_norm(x, weight.sizes(), weight, bias, epsilon);
 }
 
-RmsNorm::RmsNorm(int64_t width, double epsilon, Unfilled unfilled)
-    : epsilon(epsilon), weight(unfilled_parameter(*this, "weight", {width}, unfilled)) {}
+RmsNorm::RmsNorm(int64_t width, double epsilon, Uninitialized uninitialized)
+    : epsilon(epsilon), weight(uninitialized_parameter(*this, "weight", {width}, uninitialized)) {}
 
 at::Tensor RmsNorm::operator()(const at::Tensor& x) const {
   return at::rms_norm(x, weight.sizes(), weight, epsilon);

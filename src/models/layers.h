@@ -12,12 +12,12 @@
 
 namespace halfstep::models {
 
-at::Tensor unfilled_parameter(torch::nn::Module& owner, const std::string& name, at::IntArrayRef sizes,
-                              Unfilled unfilled);
+at::Tensor uninitialized_parameter(torch::nn::Module& owner, const std::string& name, at::IntArrayRef sizes,
+                              Uninitialized uninitialized);
 
 /// x W^T + b; weight [outputs, inputs].
 struct Linear : torch::nn::Module {
-  Linear(int64_t inputs, int64_t outputs, bool with_bias, Unfilled unfilled);
+  Linear(int64_t inputs, int64_t outputs, bool with_bias, Uninitialized uninitialized);
   at::Tensor operator()(const at::Tensor& x) const;
 
   at::Tensor weight, bias;
@@ -25,7 +25,7 @@ struct Linear : torch::nn::Module {
 
 /// x W + b; weight [inputs, outputs]: how GPT-2's files hold it.
 struct Conv1D : torch::nn::Module {
-  Conv1D(int64_t inputs, int64_t outputs, Unfilled unfilled);
+  Conv1D(int64_t inputs, int64_t outputs, Uninitialized uninitialized);
   at::Tensor operator()(const at::Tensor& x) const;
 
   at::Tensor weight, bias;
@@ -35,7 +35,7 @@ struct Embedding : torch::nn::Module {
   static constexpr int64_t kNoPadding = -1;
 
   /// The row of `padding_id` gets no gradient from here.
-  Embedding(int64_t entries, int64_t width, Unfilled unfilled, int64_t padding_id = kNoPadding);
+  Embedding(int64_t entries, int64_t width, Uninitialized uninitialized, int64_t padding_id = kNoPadding);
   at::Tensor operator()(const at::Tensor& ids) const;
 
   int64_t padding_id;
@@ -43,7 +43,7 @@ struct Embedding : torch::nn::Module {
 };
 
 struct LayerNorm : torch::nn::Module {
-  LayerNorm(int64_t width, double epsilon, Unfilled unfilled);
+  LayerNorm(int64_t width, double epsilon, Uninitialized uninitialized);
   at::Tensor operator()(const at::Tensor& x) const;
 
   double epsilon;
@@ -52,7 +52,7 @@ struct LayerNorm : torch::nn::Module {
 
 /// x / sqrt(mean(x^2) + epsilon), times a weight. The mean is taken in FP32, of BF16 and FP16 too.
 struct RmsNorm : torch::nn::Module {
-  RmsNorm(int64_t width, double epsilon, Unfilled unfilled);
+  RmsNorm(int64_t width, double epsilon, Uninitialized uninitialized);
   at::Tensor operator()(const at::Tensor& x) const;
 
   double epsilon;

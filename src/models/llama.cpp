@@ -135,11 +135,11 @@ struct LlamaImpl::Body : models::DecoderBody {
   using DecoderBody::DecoderBody;
 };
 
-LlamaImpl::LlamaImpl(LlamaConfig config, Unfilled unfilled)
+LlamaImpl::LlamaImpl(LlamaConfig config, Uninitialized uninitialized)
     : config_(std::move(config)),
-      body_(std::make_shared<Body>(*this, decoder_config(config_), "Llama", unfilled)) {}
+      body_(std::make_shared<Body>(*this, decoder_config(config_), "Llama", uninitialized)) {}
 
-LlamaImpl::LlamaImpl(LlamaConfig config, uint64_t seed) : LlamaImpl(std::move(config), Unfilled{}) {
+LlamaImpl::LlamaImpl(LlamaConfig config, uint64_t seed) : LlamaImpl(std::move(config), Uninitialized{}) {
   LlamaImpl::reset_parameters(seed);
 }
 
@@ -153,12 +153,12 @@ std::string LlamaImpl::config_json() const {
 models::Family models::llama_family() {
   return decoder_family(
       "llama",
-      [](const JsonPlace& config, Unfilled unfilled) -> std::shared_ptr<CausalLM> {
+      [](const JsonPlace& config, Uninitialized uninitialized) -> std::shared_ptr<CausalLM> {
         JsonFields fields(config, kLargestSize);
         const LlamaConfig defaults;
         LlamaConfig read = read_llama_fields(fields, defaults);
         read.rest = fields.rest().dump();
-        return std::make_shared<LlamaImpl>(std::move(read), unfilled);
+        return std::make_shared<LlamaImpl>(std::move(read), uninitialized);
       },
       [](const CausalLMSizes& sizes) {
         return llama_json(llama_config_of(sizes), "llama", "LlamaForCausalLM");

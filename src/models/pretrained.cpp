@@ -176,7 +176,7 @@ std::string config_json_of(const std::string& family, const CausalLMSizes& sizes
 std::shared_ptr<CausalLM> make_causal_lm(const std::string& config_json, uint64_t seed) {
   const std::string where = "make_causal_lm";
   const json config = parse_config(config_json, where);
-  auto model = family_of(config, where).open(files::JsonPlace(config, where), Unfilled{});
+  auto model = family_of(config, where).open(files::JsonPlace(config, where), Uninitialized{});
   model->reset_parameters(seed);
   return model;
 }

@@ -31,8 +31,8 @@ nlohmann::json config_of(const CausalLMSizes& sizes) {
 Family qwen2_family() {
   return decoder_family(
       "qwen2",
-      [](const files::JsonPlace& config, Unfilled unfilled) {
-        return open_decoder("qwen2", read_config, config, unfilled);
+      [](const files::JsonPlace& config, Uninitialized uninitialized) {
+        return open_decoder("qwen2", read_config, config, uninitialized);
       },
       config_of);
 }

@@ -32,8 +32,8 @@ nlohmann::json config_of(const CausalLMSizes& sizes) {
 Family qwen3_family() {
   return decoder_family(
       "qwen3",
-      [](const files::JsonPlace& config, Unfilled unfilled) {
-        return open_decoder("qwen3", read_config, config, unfilled);
+      [](const files::JsonPlace& config, Uninitialized uninitialized) {
+        return open_decoder("qwen3", read_config, config, uninitialized);
       },
       config_of);
 }

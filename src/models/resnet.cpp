@@ -24,7 +24,7 @@ namespace {
 struct Convolution : torch::nn::Module {
   Convolution(int64_t inputs, int64_t outputs, int64_t side, int64_t stride)
       : stride(stride),
-        weight(models::unfilled_parameter(*this, "weight", {outputs, inputs, side, side}, {})) {}
+        weight(models::uninitialized_parameter(*this, "weight", {outputs, inputs, side, side}, {})) {}
 
   at::Tensor operator()(const at::Tensor& x) const {
     const int64_t padding = weight.size(2) / 2;
@@ -131,7 +131,7 @@ ResNet18Impl::ResNet18Impl(ResNet18Options options, uint64_t seed)
     register_module("layer" + std::to_string(stage), blocks);
   }
   layers_->fc = register_module(
-      "fc", std::make_shared<models::Linear>(512, options.classes, /*with_bias=*/true, Unfilled{}));
+      "fc", std::make_shared<models::Linear>(512, options.classes, /*with_bias=*/true, Uninitialized{}));
   draw_initial_values(*this, seed);
 }
 

@@ -124,7 +124,7 @@ std::string plots(Runs runs, const RunComparison& comparison) {
          loss_plot(runs, "Loss, where it is compared", comparison.first_step, false) +
          overlay(runs, norm, true, always(&StepRecord::grad_norm)) +
          overlay(runs, scale, false, [](const StepRecord& record) { return record.loss_scale; }) +
-         overlay(runs, speed, true, always(&StepRecord::tokens_per_second)) +
+         overlay(runs, speed, true, always(&StepRecord::items_per_second)) +
          overlay(runs, rate, false, always(&StepRecord::lr));
 }
 
@@ -150,7 +150,7 @@ std::string comparison_table(const RunComparison& comparison) {
          {.html = i == 0 ? "–" : difference_text(row.from_first), .number = true},
          {.html = i == 0 ? "reference" : std::string(to_string(row.from_first.likeness))},
          {.html = number(row.evaluation_loss).html + evaluated, .number = true},
-         {.html = row.summary.tokens_per_second ? with_suffix(*row.summary.tokens_per_second) : "–",
+         {.html = row.summary.items_per_second ? with_suffix(*row.summary.items_per_second) : "–",
           .number = true},
          {.html = row.summary.peak_bytes > 0 ? bytes_text(static_cast<double>(row.summary.peak_bytes)) : "–",
           .number = true},

@@ -286,8 +286,8 @@ StepRecord step_of(const Fields& fields) {
                     .loss = fields.number("loss"),
                     .lr = fields.number("lr"),
                     .grad_norm = fields.number("grad_norm"),
-                    .tokens = fields.integer("tokens"),
-                    .tokens_per_second = fields.number("tokens_per_second"),
+                    .items = fields.integer("items"),
+                    .items_per_second = fields.number("items_per_second"),
                     .loss_scale = fields.perhaps("loss_scale"),
                     .skipped = fields.flag("skipped"),
                     .stalled_share = fields.perhaps("stalled_share"),
@@ -340,7 +340,7 @@ class HistoryBuilder {
                                   .seconds = seconds(),
                                   .loss = fields.number("loss"),
                                   .accuracy = fields.perhaps("accuracy"),
-                                  .tokens = fields.integer("tokens"),
+                                  .items = fields.integer("items"),
                                   .duration_seconds = fields.number("duration_seconds")});
     else if (kind == "sample")
       run_.samples.push_back(

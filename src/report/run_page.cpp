@@ -135,7 +135,7 @@ std::string evaluation_section(const RunHistory& run) {
     rows.push_back({step_cell(record.step), {.html = digits(record.loss), .number = true}});
     if (classified)
       rows.back().push_back({.html = record.accuracy ? percent(*record.accuracy) : "", .number = true});
-    rows.back().push_back({.html = with_commas(record.tokens), .number = true});
+    rows.back().push_back({.html = with_commas(record.items), .number = true});
     rows.back().push_back({.html = duration(record.duration_seconds), .number = true});
   }
   std::vector<std::string> headings = {"after step", "loss"};
@@ -242,13 +242,13 @@ std::string key_figures(const RunHistory& run, const RunSummary& summary) {
   if (summary.evaluation_loss)
     html += figure("Held-out loss", digits(*summary.evaluation_loss),
                    summary.accuracy ? percent(*summary.accuracy) + " right" : "last evaluation");
-  if (summary.tokens_per_second)
+  if (summary.items_per_second)
     html += figure(
-        "Speed, " + escaped(run.sittings.back().header.unit) + "/s", with_suffix(*summary.tokens_per_second),
+        "Speed, " + escaped(run.sittings.back().header.unit) + "/s", with_suffix(*summary.items_per_second),
         summary.share_of_peak ? percent(*summary.share_of_peak) + " of peak" : "median of the steps");
   html += figure(
       "Time", duration(summary.seconds),
-      with_suffix(static_cast<double>(summary.tokens)) + " " + escaped(run.sittings.back().header.unit));
+      with_suffix(static_cast<double>(summary.items)) + " " + escaped(run.sittings.back().header.unit));
   html += figure("Skipped steps", with_commas(summary.skipped),
                  "of " + with_commas(static_cast<int64_t>(run.steps.size())) + " logged");
   if (summary.stalled_share)

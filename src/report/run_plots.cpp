@@ -273,7 +273,7 @@ std::string speed_plots(const RunHistory& run) {
   Plot speed = plot_of(run, "Speed");
   speed.unit = run.sittings.back().header.unit + "/s";
   speed.from_zero = true;
-  return single_plot(run, speed, 3, true, points_of_field(run, &StepRecord::tokens_per_second)) +
+  return single_plot(run, speed, 3, true, points_of_field(run, &StepRecord::items_per_second)) +
          share_plot(run, "Share of the machine's peak", 4, &StepRecord::share_of_peak) + phase_plot(run) +
          phase_table(run);
 }

@@ -65,14 +65,14 @@ struct RunSummary {
   int64_t planned_steps = 0;  ///< 0 if not known
   int64_t last_step = 0;
   double seconds = 0.0;                ///< of all sittings
-  int64_t tokens = 0;                  ///< in the logged steps
+  int64_t items = 0;                   ///< in the logged steps
   std::optional<double> first_loss{};  ///< of the first step
   std::optional<double> final_loss{};  ///< mean of the finite ones among the last `final_steps`
   int64_t final_steps = 0;
   std::optional<double> first_evaluation_loss{};  ///< if there are two or more
   std::optional<double> evaluation_loss{};        ///< the last one
   std::optional<double> accuracy{};               ///< of the same evaluation
-  std::optional<double> tokens_per_second{};      ///< median of the steps
+  std::optional<double> items_per_second{};      ///< median of the steps
   std::optional<double> share_of_peak{};          ///< median
   std::optional<double> stalled_share{};          ///< mean over the last `final_steps`
   int64_t skipped = 0;

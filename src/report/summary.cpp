@@ -117,8 +117,8 @@ std::string loss_sentence(const RunHistory& run, const RunSummary& summary) {
 
 std::string verdict_of(const RunHistory& run, const RunSummary& summary) {
   std::string text = how_it_ended(run, summary) + loss_sentence(run, summary);
-  if (summary.tokens_per_second) {
-    text += with_suffix(*summary.tokens_per_second) + " " + run.sittings.back().header.unit + "/s";
+  if (summary.items_per_second) {
+    text += with_suffix(*summary.items_per_second) + " " + run.sittings.back().header.unit + "/s";
     if (summary.share_of_peak) text += ", " + percent(*summary.share_of_peak) + " of the machine's peak";
     text += ". ";
   }
@@ -154,7 +154,7 @@ RunSummary summarize(const RunHistory& run) {
   }
   for (const StepRecord& record : run.steps) {
     // No sum of a log that lies runs over.
-    summary.tokens = std::min(summary.tokens + record.tokens, report::kMostInteger);
+    summary.items = std::min(summary.items + record.items, report::kMostInteger);
     summary.skipped += record.skipped ? 1 : 0;
     summary.not_finite += std::isfinite(record.loss) ? 0 : 1;
     if (record.memory) summary.peak_bytes = std::max(summary.peak_bytes, record.memory->peak_bytes);
@@ -164,8 +164,8 @@ RunSummary summarize(const RunHistory& run) {
     if (points.size() > 1) summary.first_evaluation_loss = points.front().value;
   }
   if (!run.evaluations.empty()) summary.accuracy = run.evaluations.back().accuracy;
-  summary.tokens_per_second =
-      median(report::points_of(run, [](const StepRecord& r) { return std::optional(r.tokens_per_second); }));
+  summary.items_per_second =
+      median(report::points_of(run, [](const StepRecord& r) { return std::optional(r.items_per_second); }));
   summary.share_of_peak = median(report::points_of(run, [](const StepRecord& r) { return r.share_of_peak; }));
   const auto stalled = report::points_of(run, [](const StepRecord& r) { return r.stalled_share; });
   summary.stalled_share = report::finite_mean(last_of(stalled, window));

@@ -53,7 +53,7 @@ class ImageTask final : public Task {
   }
 
   std::string unit() const override { return "images"; }
-  int64_t units_per_batch() const override { return config_.data.batch_size; }
+  int64_t items_per_batch() const override { return config_.data.batch_size; }
 
   void take_batch() override { batch_ = batches_.next(); }
   at::Tensor loss() override { return at::cross_entropy_loss(model_->forward(batch_.images), batch_.labels); }

@@ -215,7 +215,7 @@ void RunFolder::write(const StepRecord& record) {
     events_->scalar("loss", record.loss, record.step);
     events_->scalar("lr", record.lr, record.step);
     events_->scalar("grad_norm", record.grad_norm, record.step);
-    events_->scalar("tokens_per_second", record.tokens_per_second, record.step);
+    events_->scalar("items_per_second", record.items_per_second, record.step);
     if (record.loss_scale) events_->scalar("loss_scale", *record.loss_scale, record.step);
     if (record.stalled_share) events_->scalar("stalled_share", *record.stalled_share, record.step);
     if (record.share_of_peak) events_->scalar("share_of_peak", *record.share_of_peak, record.step);
@@ -428,7 +428,7 @@ void RunFolder::write_status(const std::string& state, const StepRecord* latest,
                                 {"steps", resolved_.config.train.steps}};
   if (latest != nullptr) {
     if (std::isfinite(latest->loss)) status["loss"] = latest->loss;
-    status["tokens_per_second"] = latest->tokens_per_second;
+    status["items_per_second"] = latest->items_per_second;
   }
   status["saved_step"] = saved_step_;
   if (saved_unix_time_ > 0) status["saved_unix_time"] = saved_unix_time_;

@@ -110,10 +110,10 @@ class TextTask final : public Task {
   }
 
   std::string unit() const override { return "tokens"; }
-  int64_t units_per_batch() const override { return config_.data.batch_size * config_.data.sequence_length; }
+  int64_t items_per_batch() const override { return config_.data.batch_size * config_.data.sequence_length; }
 
   std::optional<double> flops_per_batch() const override {
-    return model_->flops_per_token(config_.data.sequence_length) * static_cast<double>(units_per_batch());
+    return model_->flops_per_token(config_.data.sequence_length) * static_cast<double>(items_per_batch());
   }
 
   void take_batch() override { batch_ = batches_->next(); }

@@ -37,7 +37,7 @@ RunPlan plan_of(const RunConfig& config, Training& training, const std::filesyst
           .folder = folder.string(),
           .unit = training.task().unit(),
           .steps = config.train.steps,
-          .tokens_per_step = training.task().units_per_batch() * config.train.accumulation,
+          .items_per_step = training.task().items_per_batch() * config.train.accumulation,
           .threads = at::get_num_threads()};
 }
 

@@ -92,7 +92,7 @@ StepRecord Training::step(int64_t number, EventFile* histograms) {
   const auto batches = static_cast<double>(config_.train.accumulation);
   StepRecord record{.step = number,
                     .lr = optimizer_.next_lr(),
-                    .tokens = task_->units_per_batch() * config_.train.accumulation};
+                    .items = task_->items_per_batch() * config_.train.accumulation};
   reset_memory_peak();
   skip_limit_.reset();
   PhaseClock clock;
@@ -137,7 +137,7 @@ StepRecord Training::step(int64_t number, EventFile* histograms) {
   between_steps_ = true;
   record.memory = memory_of_step();
   clock.lap(record.phases.other);
-  record.tokens_per_second = static_cast<double>(record.tokens) / clock.seconds();
+  record.items_per_second = static_cast<double>(record.items) / clock.seconds();
   if (flops_per_step_) {
     // Measured on a machine that was busy then, the peak may have come out too low.
     machine_flops_ = std::max(machine_flops_, *flops_per_step_ / clock.seconds());
@@ -156,7 +156,7 @@ EvaluationRecord Training::evaluate(int64_t step) {
   return {.step = step,
           .loss = score.loss,
           .accuracy = score.accuracy,
-          .tokens = score.count,
+          .items = score.count,
           .duration_seconds = clock.seconds()};
 }
 

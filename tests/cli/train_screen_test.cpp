@@ -22,7 +22,7 @@ RunPlan plan_of(int64_t steps) {
           .data = "10,741,003 tokens to train on, 565,210 held out",
           .folder = "runs/first",
           .steps = steps,
-          .tokens_per_step = 8192,
+          .items_per_step = 8192,
           .threads = 2};
 }
 
@@ -32,8 +32,8 @@ StepRecord record_of(int64_t step, double seconds) {
           .loss = 3.21449,
           .lr = 3e-4,
           .grad_norm = 1.2345,
-          .tokens = 8192,
-          .tokens_per_second = 12345,
+          .items = 8192,
+          .items_per_second = 12345,
           .loss_scale = 65536,
           .stalled_share = 0.12,
           .share_of_peak = 0.414};
@@ -108,7 +108,7 @@ TEST(TrainScreen, PlainRunReadsLikeThis) {
   shown.screen->step(record_of(1, 10.0));
   shown.screen->step(record_of(2, 10.5));
   shown.screen->evaluation(
-      {.step = 2, .seconds = 13.7, .loss = 3.1, .tokens = 131072, .duration_seconds = 3.2});
+      {.step = 2, .seconds = 13.7, .loss = 3.1, .items = 131072, .duration_seconds = 3.2});
   shown.screen->note(2, "checkpoint saved");
   shown.screen->end({.step = 2, .why = "all steps are done"});
   EXPECT_EQ(shown.text(),
@@ -312,7 +312,7 @@ TEST(TrainScreen, EvaluationsSayHowTheLossMoved) {
   plan.unit = "images";
   shown.screen->begin(plan);
   shown.text();
-  EvaluationRecord record{.step = 5, .loss = 0.5, .accuracy = 0.81, .tokens = 10000, .duration_seconds = 75};
+  EvaluationRecord record{.step = 5, .loss = 0.5, .accuracy = 0.81, .items = 10000, .duration_seconds = 75};
   shown.screen->evaluation(record);
   record.loss = 0.4;
   record.accuracy = 0.9123;

@@ -38,7 +38,7 @@ void write_all_kinds(const std::filesystem::path& folder) {
   RunLog log = RunLog::create(folder, some_header());
   log.step(full_record(1));
   log.evaluation(
-      {.step = 1, .seconds = 0.5, .loss = 2.25, .accuracy = 0.75, .tokens = 999, .duration_seconds = 0.125});
+      {.step = 1, .seconds = 0.5, .loss = 2.25, .accuracy = 0.75, .items = 999, .duration_seconds = 0.125});
   log.sample({.step = 1, .seconds = 0.5, .prompt = "Once", .text = "a \"cat\"\\\n\t\x01 \xc3\xa4 \xff end"});
   log.step(diverged_record(2));
   log.note(2, 1.0, "loss is not finite");
@@ -113,8 +113,8 @@ TEST(RunLogReaders, JsonGivesBackEveryNumberOfAStep) {
                             {"loss", 1.0 / 3.0},
                             {"lr", 3e-4},
                             {"grad_norm", 12.75},
-                            {"tokens", 4096},
-                            {"tokens_per_second", 16384.5},
+                            {"items", 4096},
+                            {"items_per_second", 16384.5},
                             {"loss_scale", 65536},
                             {"skipped", true},
                             {"why", "the gradient of 'h.0, w' is not finite"},

@@ -18,8 +18,8 @@ inline StepRecord full_record(int64_t step) {
       .loss = 1.0 / 3.0,
       .lr = 3e-4,
       .grad_norm = 12.75,
-      .tokens = 4096,
-      .tokens_per_second = 16384.5,
+      .items = 4096,
+      .items_per_second = 16384.5,
       .loss_scale = 65536.0,
       .skipped = true,
       .why = "the gradient of 'h.0, w' is not finite",
@@ -37,7 +37,7 @@ inline StepRecord full_record(int64_t step) {
 
 /// Only what every step has.
 inline StepRecord plain_record(int64_t step) {
-  return {.step = step, .seconds = 0.5 * static_cast<double>(step), .loss = 4.0, .lr = 1e-3, .tokens = 64};
+  return {.step = step, .seconds = 0.5 * static_cast<double>(step), .loss = 4.0, .lr = 1e-3, .items = 64};
 }
 
 }  // namespace halfstep::testing

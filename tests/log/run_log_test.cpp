@@ -26,7 +26,7 @@ TEST(RunLog, ARowHasTheColumnsInOrder) {
   const testing::ScratchFolder run;
   RunLog::create(run.path(), some_header()).step(full_record(2));
   EXPECT_EQ(read_text(run / "log.csv"),
-            "step,seconds,loss,lr,grad_norm,tokens,tokens_per_second,loss_scale,skipped,why,parameter,"
+            "step,seconds,loss,lr,grad_norm,items,items_per_second,loss_scale,skipped,why,parameter,"
             "stalled_share,"
             "share_of_peak,evaluation_loss,forward_seconds,backward_seconds,inspect_seconds,step_seconds,"
             "data_seconds,other_seconds,memory_live_bytes,memory_peak_bytes\r\n"

@@ -19,7 +19,7 @@ RunHistory history_of(const std::string& name, const SyntheticRun& run) {
   history.sittings.emplace_back().header.configuration = testing::synthetic_configuration(run);
   const auto losses = testing::synthetic_losses(run);
   for (size_t i = 0; i < losses.size(); ++i)
-    history.steps.push_back({.step = static_cast<int64_t>(i) + 1, .loss = losses[i], .tokens = 1});
+    history.steps.push_back({.step = static_cast<int64_t>(i) + 1, .loss = losses[i], .items = 1});
   return history;
 }
 

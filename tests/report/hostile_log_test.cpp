@@ -41,8 +41,8 @@ json step_record(int64_t step) {
       {"loss", 2},
       {"lr", 3},
       {"grad_norm", 4},
-      {"tokens", 5},
-      {"tokens_per_second", 6},
+      {"items", 5},
+      {"items_per_second", 6},
       {"skipped", false},
       {"phases", {{"forward", 0}, {"backward", 0}, {"inspect", 0}, {"step", 0}, {"data", 0}, {"other", 0}}}};
 }

@@ -99,7 +99,7 @@ TEST(ReportPage, EveryPlottedNumberIsTheLogs) {
   compare("Gradient norm", 1, field("grad_norm"));
   compare("Loss scale", 1, field("loss_scale"));
   compare("Updates too small to move a weight", 100, field("stalled_share"));
-  compare("Speed", 1, field("tokens_per_second"));
+  compare("Speed", 1, field("items_per_second"));
   compare("Share of the machine's peak", 100, field("share_of_peak"));
   compare("Memory of tensors", 1e-6, [](const json& record) { return record["memory"]["peak_bytes"]; });
 }
@@ -170,7 +170,7 @@ TEST(ReportPage, AHostileLogInjectsNothing) {
               .loss = 2.0,
               .lr = 1.0,
               .grad_norm = 1.0,
-              .tokens = 1,
+              .items = 1,
               .skipped = true,
               .why = evil,
               .parameter = evil,

@@ -27,7 +27,7 @@ constexpr const char* kRun =
 
 std::string step_line(int64_t step) {
   return R"({"kind":"step","step":)" + std::to_string(step) +
-         R"(,"seconds":1,"loss":2,"lr":3,"grad_norm":4,"tokens":5,"tokens_per_second":6,"skipped":false,"phases":)"
+         R"(,"seconds":1,"loss":2,"lr":3,"grad_norm":4,"items":5,"items_per_second":6,"skipped":false,"phases":)"
          R"({"forward":0,"backward":0,"inspect":0,"step":0,"data":0,"other":0}})";
 }
 
@@ -48,8 +48,8 @@ TEST(ReadRun, GivesBackEveryFieldOfAStep) {
   EXPECT_EQ(read.loss, wrote.loss);
   EXPECT_EQ(read.lr, wrote.lr);
   EXPECT_EQ(read.grad_norm, wrote.grad_norm);
-  EXPECT_EQ(read.tokens, wrote.tokens);
-  EXPECT_EQ(read.tokens_per_second, wrote.tokens_per_second);
+  EXPECT_EQ(read.items, wrote.items);
+  EXPECT_EQ(read.items_per_second, wrote.items_per_second);
   EXPECT_EQ(read.loss_scale, wrote.loss_scale);
   EXPECT_EQ(read.skipped, wrote.skipped);
   EXPECT_EQ(read.why, wrote.why);
@@ -76,7 +76,7 @@ TEST(ReadRun, GivesBackEveryOtherKind) {
   const ScratchFolder folder;
   RunLog log = RunLog::create(folder.path(), some_header());
   log.evaluation(
-      {.step = 1, .seconds = 2.5, .loss = 3.5, .accuracy = 0.25, .tokens = 9, .duration_seconds = 0.5});
+      {.step = 1, .seconds = 2.5, .loss = 3.5, .accuracy = 0.25, .items = 9, .duration_seconds = 0.5});
   log.sample({.step = 2, .seconds = 3.0, .prompt = "The", .text = " \"end\"\n"});
   log.note(3, 4.0, "saved");
   log.end(4, 5.0, "diverged", "too far");
@@ -84,7 +84,7 @@ TEST(ReadRun, GivesBackEveryOtherKind) {
   ASSERT_EQ(run.evaluations.size(), 1u);
   EXPECT_EQ(run.evaluations[0].loss, 3.5);
   EXPECT_EQ(run.evaluations[0].accuracy, 0.25);
-  EXPECT_EQ(run.evaluations[0].tokens, 9);
+  EXPECT_EQ(run.evaluations[0].items, 9);
   ASSERT_EQ(run.samples.size(), 1u);
   EXPECT_EQ(run.samples[0].text, " \"end\"\n");
   ASSERT_EQ(run.notes.size(), 1u);
@@ -100,7 +100,7 @@ TEST(ReadRun, KeepsWhatIsNotFinite) {
   const RunHistory run =
       read_lines(std::string(kRun) + "\n" +
                  R"({"kind":"evaluation","step":1,"seconds":"NaN","loss":"Infinity","accuracy":)"
-                 R"("-Infinity","tokens":0,"duration_seconds":0})" +
+                 R"("-Infinity","items":0,"duration_seconds":0})" +
                  "\n");
   EXPECT_TRUE(std::isnan(run.evaluations[0].seconds));
   EXPECT_EQ(run.evaluations[0].loss, std::numeric_limits<double>::infinity());
@@ -146,13 +146,13 @@ TEST(ReadRun, LaterFieldsAreLeftAloneAndLaterKindsCounted) {
 TEST(ReadRun, TokensThatNobodyCanHaveReadDoNotRunOver) {
   const auto step = [](int i) {
     std::string line = step_line(i);
-    const std::string_view field = "\"tokens\":";
+    const std::string_view field = "\"items\":";
     const size_t begin = line.find(field) + field.size();
     return line.replace(begin, line.find(',', begin) - begin, std::to_string(int64_t{1} << 53)) + "\n";
   };
   std::string log = std::string(kRun) + "\n";
   for (int i = 1; i <= 1100; ++i) log += step(i);  // 1,024 of them are 2^63
-  EXPECT_EQ(summarize(read_lines(log)).tokens, int64_t{1} << 53);
+  EXPECT_EQ(summarize(read_lines(log)).items, int64_t{1} << 53);
 }
 
 TEST(ReadRun, DamageIsToldWithFileAndLine) {

@@ -28,7 +28,7 @@ class ReportCommand(WrittenRuns):
         self.assertEqual(answer["first_loss"], steps[0]["loss"])
         self.assertEqual(answer["final_steps"], 100)
         self.assertAlmostEqual(answer["final_loss"], statistics.fmean(step["loss"] for step in steps[-100:]), places=12)
-        self.assertAlmostEqual(answer["tokens_per_second"], statistics.median_high(s["tokens_per_second"] for s in steps))
+        self.assertAlmostEqual(answer["items_per_second"], statistics.median_high(s["items_per_second"] for s in steps))
         self.assertEqual(answer["peak_bytes"], max(step["memory"]["peak_bytes"] for step in steps))
 
     def test_a_killed_run_has_a_report_too(self):

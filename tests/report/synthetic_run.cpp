@@ -52,8 +52,8 @@ StepRecord record_at(const SyntheticRun& run, int64_t step, double loss, std::mt
           .loss = loss,
           .lr = rate_at(run, step),
           .grad_norm = (0.4 + 8 * fall) * std::exp(0.25 * normal(random)),
-          .tokens = kTokens,
-          .tokens_per_second = static_cast<double>(kTokens) / seconds,
+          .items = kTokens,
+          .items_per_second = static_cast<double>(kTokens) / seconds,
           .stalled_share = 0.004 + 0.03 * (1 - fall) + 0.001 * std::abs(normal(random)),
           .share_of_peak = 0.41 / slow,
           .phases = {.forward = 0.27 * seconds,
@@ -122,7 +122,7 @@ void write_synthetic_run(const std::filesystem::path& folder, const SyntheticRun
       log.evaluation({.step = step,
                       .seconds = record.seconds,
                       .loss = loss * 1.04,
-                      .tokens = 81920,
+                      .items = 81920,
                       .duration_seconds = 1.9});
     if (run.samples && step % std::max<int64_t>(1, run.steps / 4) == 0)
       log.sample(

@@ -31,7 +31,7 @@ TEST_F(TrainerTest, RunWritesLogCheckpointsAndAModelThatOpens) {
   EXPECT_EQ(counter.evaluations, 3);  // before the first step, after 4 and after the last
   EXPECT_EQ(counter.samples.size(), 1U);
   EXPECT_EQ(counter.ends, 1);
-  EXPECT_EQ(counter.plan.tokens_per_step, 2 * 2 * 16);
+  EXPECT_EQ(counter.plan.items_per_step, 2 * 2 * 16);
   EXPECT_EQ(checkpoint_steps(checkpoints("run")), (std::vector<int64_t>{3, 6, 8}));
   const auto model = load_pretrained(folder_ / "run/model");
   EXPECT_EQ(model->vocabulary(), 256);
