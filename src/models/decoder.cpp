@@ -119,7 +119,8 @@ struct Attention : torch::nn::Module {
     o_proj = linear("o_proj", heads * head_size, width, config.output_bias);
     if (!config.query_key_norm) return;
     const auto norm = [&](const char* name) {
-      return register_module(name, std::make_shared<RmsNorm>(head_size, config.llama.rms_norm_eps, uninitialized));
+      return register_module(name,
+                             std::make_shared<RmsNorm>(head_size, config.llama.rms_norm_eps, uninitialized));
     };
     q_norm = norm("q_norm");
     k_norm = norm("k_norm");
@@ -243,14 +244,14 @@ const DecoderConfig& checked(const DecoderConfig& config, const char* name) {
 struct DecoderBody::Model : torch::nn::Module {
   Model(const DecoderConfig& given, Uninitialized uninitialized) : config(given) {
     const LlamaConfig& llama = config.llama;
-    embed_tokens = register_module(
-        "embed_tokens",
-        std::make_shared<Embedding>(llama.vocab_size, llama.hidden_size, uninitialized, padding_row_of(llama)));
+    embed_tokens =
+        register_module("embed_tokens", std::make_shared<Embedding>(llama.vocab_size, llama.hidden_size,
+                                                                    uninitialized, padding_row_of(llama)));
     for (size_t layer = 0; layer < static_cast<size_t>(llama.num_hidden_layers); ++layer)
       layers->push_back(std::make_shared<Block>(config, layer, uninitialized));
     register_module("layers", layers);
-    norm =
-        register_module("norm", std::make_shared<RmsNorm>(llama.hidden_size, llama.rms_norm_eps, uninitialized));
+    norm = register_module("norm",
+                           std::make_shared<RmsNorm>(llama.hidden_size, llama.rms_norm_eps, uninitialized));
   }
 
   at::Tensor forward(const at::Tensor& ids, bool recompute_blocks) {
@@ -310,7 +311,8 @@ namespace {
 /// A relative of Llama. Nothing in its config changes, so that the fields of its file are kept as they were.
 class DecoderLM final : public CausalLM {
  public:
-  DecoderLM(const char* model_type, const DecoderConfig& config, nlohmann::json file, Uninitialized uninitialized)
+  DecoderLM(const char* model_type, const DecoderConfig& config, nlohmann::json file,
+            Uninitialized uninitialized)
       : model_type_(model_type), file_(std::move(file)), body_(*this, config, model_type, uninitialized) {}
 
   at::Tensor forward(const at::Tensor& ids) override { return body_.logits(ids, recompute_blocks); }

@@ -40,7 +40,8 @@ nlohmann::json llama_json(const LlamaConfig& config, const char* model_type, con
 class DecoderBody {
  public:
   /// Checks the config; `name` begins every Error.
-  DecoderBody(torch::nn::Module& owner, const DecoderConfig& config, const char* name, Uninitialized uninitialized);
+  DecoderBody(torch::nn::Module& owner, const DecoderConfig& config, const char* name,
+              Uninitialized uninitialized);
 
   at::Tensor logits(const at::Tensor& ids, bool recompute_blocks) const;
   CausalLMShape shape(const char* family) const;

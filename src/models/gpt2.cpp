@@ -88,9 +88,10 @@ struct Attention : torch::nn::Module {
       : heads(config.n_head),
         attention_dropout(config.attn_pdrop),
         residual_dropout(config.resid_pdrop),
-        c_attn(
-            register_module("c_attn", std::make_shared<Conv1D>(config.n_embd, 3 * config.n_embd, uninitialized))),
-        c_proj(register_module("c_proj", std::make_shared<Conv1D>(config.n_embd, config.n_embd, uninitialized))) {
+        c_attn(register_module("c_attn",
+                               std::make_shared<Conv1D>(config.n_embd, 3 * config.n_embd, uninitialized))),
+        c_proj(register_module("c_proj",
+                               std::make_shared<Conv1D>(config.n_embd, config.n_embd, uninitialized))) {
     const auto head_size = static_cast<double>(config.n_embd / config.n_head);
     if (config.scale_attn_weights) logit_factor /= std::sqrt(head_size);
     if (config.scale_attn_by_inverse_layer_idx) logit_factor /= static_cast<double>(layer + 1);
@@ -155,13 +156,15 @@ struct Block : torch::nn::Module {
 
 struct Gpt2Impl::Transformer : torch::nn::Module {
   Transformer(const Gpt2Config& config, Uninitialized uninitialized) : embedding_dropout(config.embd_pdrop) {
-    wte = register_module("wte", std::make_shared<Embedding>(config.vocab_size, config.n_embd, uninitialized));
-    wpe = register_module("wpe", std::make_shared<Embedding>(config.n_positions, config.n_embd, uninitialized));
+    wte =
+        register_module("wte", std::make_shared<Embedding>(config.vocab_size, config.n_embd, uninitialized));
+    wpe =
+        register_module("wpe", std::make_shared<Embedding>(config.n_positions, config.n_embd, uninitialized));
     for (int64_t layer = 0; layer < config.n_layer; ++layer)
       h->push_back(std::make_shared<Block>(config, layer, uninitialized));
     register_module("h", h);
-    ln_f = register_module("ln_f",
-                           std::make_shared<LayerNorm>(config.n_embd, config.layer_norm_epsilon, uninitialized));
+    ln_f = register_module(
+        "ln_f", std::make_shared<LayerNorm>(config.n_embd, config.layer_norm_epsilon, uninitialized));
   }
 
   at::Tensor forward(const at::Tensor& ids, bool recompute_blocks) {
@@ -184,8 +187,8 @@ Gpt2Impl::Gpt2Impl(Gpt2Config config, Uninitialized uninitialized) : config_(std
   check_config(config_);
   transformer_ = register_module("transformer", std::make_shared<Transformer>(config_, uninitialized));
   if (config_.tie_word_embeddings) return;
-  const auto head =
-      std::make_shared<models::Linear>(config_.n_embd, config_.vocab_size, /*with_bias=*/false, uninitialized);
+  const auto head = std::make_shared<models::Linear>(config_.n_embd, config_.vocab_size, /*with_bias=*/false,
+                                                     uninitialized);
   free_head_ = register_module("lm_head", head)->weight;
 }
 
@@ -224,29 +227,30 @@ CausalLMShape Gpt2Impl::shape() const {
 std::string Gpt2Impl::config_json() const { return json_of(config_).dump(2); }
 
 models::Family models::gpt2_family() {
-  return {.model_type = "gpt2",
-          .prefix = "transformer.",
-          .embedding = "transformer.wte.weight",
-          .derived = {".attn.bias", ".attn.masked_bias"},  // the causal mask, and what stands in its place
-          .open = [](const files::JsonPlace& config, Uninitialized uninitialized) -> std::shared_ptr<CausalLM> {
-            return std::make_shared<Gpt2Impl>(read_config(config), uninitialized);
-          },
-          .config_of =
-              [](const CausalLMSizes& sizes) {
-                HALFSTEP_CHECK(sizes.key_value_heads.value_or(sizes.heads) == sizes.heads,
-                               "gpt2: every head has its own keys and values; ", *sizes.key_value_heads,
-                               " heads of keys and values for ", sizes.heads, " heads.");
-                const Gpt2Config config{.vocab_size = sizes.vocabulary,
-                                        .n_positions = sizes.context,
-                                        .n_embd = sizes.width,
-                                        .n_layer = sizes.layers,
-                                        .n_head = sizes.heads,
-                                        .n_inner = sizes.feed_forward_width,
-                                        .resid_pdrop = sizes.dropout,
-                                        .embd_pdrop = sizes.dropout,
-                                        .attn_pdrop = sizes.dropout};
-                return json_of(config);
-              }};
+  return {
+      .model_type = "gpt2",
+      .prefix = "transformer.",
+      .embedding = "transformer.wte.weight",
+      .derived = {".attn.bias", ".attn.masked_bias"},  // the causal mask, and what stands in its place
+      .open = [](const files::JsonPlace& config, Uninitialized uninitialized) -> std::shared_ptr<CausalLM> {
+        return std::make_shared<Gpt2Impl>(read_config(config), uninitialized);
+      },
+      .config_of =
+          [](const CausalLMSizes& sizes) {
+            HALFSTEP_CHECK(sizes.key_value_heads.value_or(sizes.heads) == sizes.heads,
+                           "gpt2: every head has its own keys and values; ", *sizes.key_value_heads,
+                           " heads of keys and values for ", sizes.heads, " heads.");
+            const Gpt2Config config{.vocab_size = sizes.vocabulary,
+                                    .n_positions = sizes.context,
+                                    .n_embd = sizes.width,
+                                    .n_layer = sizes.layers,
+                                    .n_head = sizes.heads,
+                                    .n_inner = sizes.feed_forward_width,
+                                    .resid_pdrop = sizes.dropout,
+                                    .embd_pdrop = sizes.dropout,
+                                    .attn_pdrop = sizes.dropout};
+            return json_of(config);
+          }};
 }
 
 }  // namespace halfstep

@@ -20,9 +20,9 @@
 namespace halfstep::models {
 
 at::Tensor uninitialized_parameter(torch::nn::Module& owner, const std::string& name, at::IntArrayRef sizes,
-                              Uninitialized uninitialized) {
-  return owner.register_parameter(name,
-                                  at::empty(sizes, at::TensorOptions(uninitialized.type).device(uninitialized.device)));
+                                   Uninitialized uninitialized) {
+  return owner.register_parameter(
+      name, at::empty(sizes, at::TensorOptions(uninitialized.type).device(uninitialized.device)));
 }
 
 Linear::Linear(int64_t inputs, int64_t outputs, bool with_bias, Uninitialized uninitialized)
@@ -41,7 +41,8 @@ at::Tensor Conv1D::operator()(const at::Tensor& x) const {
 }
 
 Embedding::Embedding(int64_t entries, int64_t width, Uninitialized uninitialized, int64_t padding_id)
-    : padding_id(padding_id), weight(uninitialized_parameter(*this, "weight", {entries, width}, uninitialized)) {}
+    : padding_id(padding_id),
+      weight(uninitialized_parameter(*this, "weight", {entries, width}, uninitialized)) {}
 
 at::Tensor Embedding::operator()(const at::Tensor& ids) const {
   return at::embedding(weight, ids, padding_id);

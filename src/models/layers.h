@@ -13,7 +13,7 @@
 namespace halfstep::models {
 
 at::Tensor uninitialized_parameter(torch::nn::Module& owner, const std::string& name, at::IntArrayRef sizes,
-                              Uninitialized uninitialized);
+                                   Uninitialized uninitialized);
 
 /// x W^T + b; weight [outputs, inputs].
 struct Linear : torch::nn::Module {

@@ -72,7 +72,7 @@ struct RunSummary {
   std::optional<double> first_evaluation_loss{};  ///< if there are two or more
   std::optional<double> evaluation_loss{};        ///< the last one
   std::optional<double> accuracy{};               ///< of the same evaluation
-  std::optional<double> items_per_second{};      ///< median of the steps
+  std::optional<double> items_per_second{};       ///< median of the steps
   std::optional<double> share_of_peak{};          ///< median
   std::optional<double> stalled_share{};          ///< mean over the last `final_steps`
   int64_t skipped = 0;
