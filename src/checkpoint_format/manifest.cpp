@@ -7,7 +7,6 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
-#include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
@@ -17,39 +16,14 @@
 #include <vector>
 
 #include "io/json.h"
+#include "io/json_place.h"
 #include "safetensors/tensor_size.h"
 #include "words/names.h"
 
 namespace halfstep::files {
 namespace {
 
-// The fields of one JSON object in a manifest, each asked for by name and kind.
-
-/// Refuses an object that lacks a required name or has one that is neither required nor optional.
-class Fields {
- public:
-  Fields(const nlohmann::json& object, std::string where, std::initializer_list<std::string_view> required,
-         std::initializer_list<std::string_view> optional = {});
-
-  bool has(const char* name) const { return object_.contains(name); }
-  const std::string& text(const char* name) const;
-  int64_t count(const char* name) const;  ///< a whole number, not negative
-  std::vector<int64_t> counts(const char* name) const;
-  Sha256Text sha256(const char* name) const;
-  const nlohmann::json& object(const char* name) const;
-  const nlohmann::json& array(const char* name) const;
-  const std::string& where() const { return where_; }
-
- private:
-  const nlohmann::json& object_;
-  std::string where_;
-};
-
 constexpr size_t kMostDimensions = 64;
-
-bool lists(std::initializer_list<std::string_view> names, std::string_view name) {
-  return std::find(names.begin(), names.end(), name) != names.end();
-}
 
 // A view whose elements are all apart and without gaps: sorted by stride, each is the product of the sizes
 // below it.
@@ -66,63 +40,16 @@ bool dense(const std::vector<int64_t>& shape, const std::vector<int64_t>& stride
   return true;
 }
 
-/// A number that fits in 64 signed bits: no fraction, no exponent.
-int64_t whole_number(const nlohmann::json& value, std::string_view where) {
-  HALFSTEP_CHECK(value.is_number_integer(), where, " is not a whole number.");
-  HALFSTEP_CHECK(!value.is_number_unsigned() || value.get<uint64_t>() <= uint64_t{INT64_MAX}, where,
-                 " is larger than 64 bits hold.");
-  return value.get<int64_t>();
-}
-
-Fields::Fields(const nlohmann::json& object, std::string where,
-               std::initializer_list<std::string_view> required,
-               std::initializer_list<std::string_view> optional)
-    : object_(object), where_(std::move(where)) {
-  HALFSTEP_CHECK(object.is_object(), where_, ": is not a JSON object.");
-  for (const std::string_view name : required)
-    HALFSTEP_CHECK(object.contains(name), where_, ": has no '", name, "'.");
-  for (const auto& [name, value] : object.items())
-    HALFSTEP_CHECK(lists(required, name) || lists(optional, name), where_, ": unknown ", in_quotes(name),
-                   ".");
-}
-
-const std::string& Fields::text(const char* name) const {
-  const nlohmann::json& value = object_[name];
-  HALFSTEP_CHECK(value.is_string(), where_, ": '", name, "' is not a text.");
-  return value.get_ref<const std::string&>();
-}
-
-int64_t Fields::count(const char* name) const {
-  const int64_t value = whole_number(object_[name], detail::concat(where_, ": '", name, "'"));
-  HALFSTEP_CHECK(value >= 0, where_, ": '", name, "' is ", value, ", expected a count.");
-  return value;
-}
-
-std::vector<int64_t> Fields::counts(const char* name) const {
-  const nlohmann::json& values = array(name);
-  HALFSTEP_CHECK(values.size() <= kMostDimensions, where_, ": '", name, "' has ", values.size(),
-                 " numbers; at most ", kMostDimensions, " are read.");
+std::vector<int64_t> counts_of(const JsonPlace& list) {
+  list.expect(list.value().is_array() && list.value().size() <= kMostDimensions, "an array of at most 64");
   std::vector<int64_t> counts;
-  for (const nlohmann::json& value : values) {
-    counts.push_back(whole_number(value, detail::concat(where_, ": '", name, "'")));
-    HALFSTEP_CHECK(counts.back() >= 0, where_, ": '", name, "' holds ", counts.back(), ", expected counts.");
-  }
+  for (const JsonPlace& element : list.elements()) counts.push_back(element.count());
   return counts;
 }
 
-Sha256Text Fields::sha256(const char* name) const {
-  HALFSTEP_CHECK(is_sha256(text(name)), where_, ": '", name, "' is not a SHA-256.");
-  return text(name);
-}
-
-const nlohmann::json& Fields::object(const char* name) const {
-  HALFSTEP_CHECK(object_[name].is_object(), where_, ": '", name, "' is not a JSON object.");
-  return object_[name];
-}
-
-const nlohmann::json& Fields::array(const char* name) const {
-  HALFSTEP_CHECK(object_[name].is_array(), where_, ": '", name, "' is not a JSON array.");
-  return object_[name];
+Sha256Text sha256_in(const JsonPlace& field) {
+  field.expect(is_sha256(field.text()), "a SHA-256");
+  return field.text();
 }
 
 /// The type of that name; an Error for an unknown one.
@@ -190,43 +117,41 @@ json json_of(const Manifest& manifest) {
   return out;
 }
 
-Scalar scalar_of(const json& value, const Fields& in, const std::string& name) {
-  if (value.is_string()) return value.get<std::string>();
-  if (value.is_object()) {
-    const Fields real(value, detail::concat(in.where(), ": ", in_quotes(name)), {"real"});
-    return parse_real(real.text("real"), real.where());
-  }
-  return whole_number(value, detail::concat(in.where(), ": ", in_quotes(name)));
+Scalar scalar_of(const JsonPlace& field) {
+  if (field.value().is_string()) return field.text();
+  if (!field.value().is_object()) return field.integer();
+  field.expect_fields({"real"});
+  return parse_real(field.at("real").text(), field.where());
 }
 
-ManifestTensor tensor_of(const json& value, const std::string& where) {
-  const Fields fields(value, where, {"name", "type", "shape", "sha256", "bytes"}, {"strides"});
+ManifestTensor tensor_of(const JsonPlace& entry) {
+  entry.expect_fields({"name", "type", "shape", "sha256", "bytes"}, {"strides"});
   ManifestTensor tensor;
-  tensor.name = fields.text("name");
-  const std::string of = detail::concat(where, " ", in_quotes(tensor.name));
-  tensor.type = tensor_type(fields.text("type"), of);
-  tensor.shape = fields.counts("shape");
-  if (fields.has("strides")) tensor.strides = fields.counts("strides");
-  const std::vector<int64_t> range = fields.counts("bytes");
+  tensor.name = entry.at("name").text();
+  const std::string of = detail::concat(entry.where(), " ", in_quotes(tensor.name));
+  tensor.type = tensor_type(entry.at("type").text(), of);
+  tensor.shape = counts_of(entry.at("shape"));
+  if (entry.has("strides")) tensor.strides = counts_of(entry.at("strides"));
+  const std::vector<int64_t> range = counts_of(entry.at("bytes"));
   HALFSTEP_CHECK(range.size() == 2 && range[0] <= range[1], of, ": 'bytes' is not a range.");
   tensor.begin = static_cast<uint64_t>(range[0]);
   tensor.end = static_cast<uint64_t>(range[1]);
-  tensor.sha256 = fields.sha256("sha256");
+  tensor.sha256 = sha256_in(entry.at("sha256"));
   check_extent(tensor, of);
   return tensor;
 }
 
-ManifestPart part_of(const json& value, const std::string& where) {
-  const Fields fields(value, where, {"name", "scalars", "tensors"});
+ManifestPart part_of(const JsonPlace& entry) {
+  entry.expect_fields({"name", "scalars", "tensors"});
   ManifestPart part;
-  part.name = fields.text("name");
-  check_part_name(part.name, where);
-  const std::string of = detail::concat(where, " ", in_quotes(part.name));
-  for (const auto& [name, scalar] : fields.object("scalars").items())
-    part.scalars.emplace(name, scalar_of(scalar, fields, name));
+  part.name = entry.at("name").text();
+  check_part_name(part.name, entry.where());
+  const std::string of = detail::concat(entry.where(), " ", in_quotes(part.name));
+  for (const auto& [name, scalar] : entry.at("scalars").fields())
+    part.scalars.emplace(name, scalar_of(scalar));
   std::set<std::string, std::less<>> names;
-  for (const json& tensor : fields.array("tensors")) {
-    part.tensors.push_back(tensor_of(tensor, detail::concat(of, ": tensor ", part.tensors.size())));
+  for (const JsonPlace& tensor : entry.at("tensors").elements()) {
+    part.tensors.push_back(tensor_of(tensor));
     const std::string& name = part.tensors.back().name;
     HALFSTEP_CHECK(names.insert(name).second && !part.scalars.contains(name), of, ": ", in_quotes(name),
                    " stands twice.");
@@ -252,16 +177,18 @@ void check_tiling(const Manifest& manifest, std::string_view where) {
                  manifest.file.data_bytes, ".");
 }
 
-ManifestFile file_of(const json& files, const std::string& where) {
-  HALFSTEP_CHECK(files.size() == 1, where, ": lists ", files.size(),
+ManifestFile file_of(const JsonPlace& files) {
+  const std::vector<JsonPlace> list = files.elements();
+  HALFSTEP_CHECK(list.size() == 1, files.where(), ": lists ", list.size(),
                  " files; a checkpoint of this format has one.");
-  const Fields fields(files[0], where + ": file", {"name", "header_bytes", "header_sha256", "data_bytes"});
-  HALFSTEP_CHECK(fields.text("name") == kTensorsName, where, ": names a file ",
-                 in_quotes(fields.text("name")), "; a checkpoint of this format has '", kTensorsName,
-                 "' alone.");
-  return {.header_bytes = static_cast<uint64_t>(fields.count("header_bytes")),
-          .header_sha256 = fields.sha256("header_sha256"),
-          .data_bytes = static_cast<uint64_t>(fields.count("data_bytes"))};
+  const JsonPlace& file = list.front();
+  file.expect_fields({"name", "header_bytes", "header_sha256", "data_bytes"});
+  const std::string& name = file.at("name").text();
+  HALFSTEP_CHECK(name == kTensorsName, file.where(), ": names a file ", in_quotes(name),
+                 "; a checkpoint of this format has '", kTensorsName, "' alone.");
+  return {.header_bytes = static_cast<uint64_t>(file.at("header_bytes").count()),
+          .header_sha256 = sha256_in(file.at("header_sha256")),
+          .data_bytes = static_cast<uint64_t>(file.at("data_bytes").count())};
 }
 
 }  // namespace
@@ -290,33 +217,26 @@ Manifest parse_manifest(std::string_view text, std::string_view where) {
   HALFSTEP_CHECK(text.substr(body.size()) == seal_of(body), where,
                  ": its SHA-256 does not fit its text: it was changed or cut short after it was written.");
   const json value = read_json(text, where);
-  const std::string place(where);
+  const JsonPlace root(value, std::string(where));
 
   // Before anything else: what else a future format may have, only a future Halfstep knows.
-  HALFSTEP_CHECK(value.is_object() && value.contains("halfstep_checkpoint"), where,
-                 ": is not the manifest of a Halfstep checkpoint.");
-  const int64_t format = whole_number(value["halfstep_checkpoint"], place + ": 'halfstep_checkpoint'");
+  HALFSTEP_CHECK(root.has("halfstep_checkpoint"), where, ": is not the manifest of a Halfstep checkpoint.");
+  const int64_t format = root.at("halfstep_checkpoint").integer();
   HALFSTEP_CHECK(format == kManifestFormat, where, ": is of format ", format, "; this Halfstep reads format ",
                  kManifestFormat, ". Read it with the version of Halfstep that wrote it, or a later one.");
 
-  const Fields fields(value, place,
-                      {"halfstep_checkpoint", "step", "fingerprint", "files", "parts", "sha256"},
-                      {"healthy", "score"});
+  root.expect_fields({"halfstep_checkpoint", "step", "fingerprint", "files", "parts", "sha256"},
+                     {"healthy", "score"});
   Manifest manifest;
-  manifest.step = fields.count("step");
-  if (fields.has("healthy")) {
-    HALFSTEP_CHECK(value["healthy"].is_boolean(), where, ": 'healthy' is neither true nor false.");
-    manifest.healthy = value["healthy"].get<bool>();
-  }
-  if (fields.has("score")) manifest.score = parse_real(fields.text("score"), place + ": 'score'");
-  for (const auto& [name, answer] : fields.object("fingerprint").items()) {
-    HALFSTEP_CHECK(answer.is_string(), where, ": fingerprint ", in_quotes(name), " is not a text.");
-    manifest.fingerprint.emplace(name, answer.get<std::string>());
-  }
-  manifest.file = file_of(fields.array("files"), place);
+  manifest.step = root.at("step").count();
+  if (root.has("healthy")) manifest.healthy = root.at("healthy").truth();
+  if (root.has("score")) manifest.score = parse_real(root.at("score").text(), root.at("score").where());
+  for (const auto& [name, answer] : root.at("fingerprint").fields())
+    manifest.fingerprint.emplace(name, answer.text());
+  manifest.file = file_of(root.at("files"));
   std::set<std::string, std::less<>> names;
-  for (const json& part : fields.array("parts")) {
-    manifest.parts.push_back(part_of(part, detail::concat(where, ": part ", manifest.parts.size())));
+  for (const JsonPlace& part : root.at("parts").elements()) {
+    manifest.parts.push_back(part_of(part));
     HALFSTEP_CHECK(names.insert(manifest.parts.back().name).second, where, ": part ",
                    in_quotes(manifest.parts.back().name), " stands twice.");
   }

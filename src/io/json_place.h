@@ -51,6 +51,11 @@ class JsonPlace {
            "a whole number of 64 bits");
     return value_.get<int64_t>();
   }
+  int64_t count() const {
+    const int64_t number = integer();
+    expect(number >= 0, "a count");
+    return number;
+  }
   /// A whole number from 1 to `most`.
   int64_t size(int64_t most) const {
     expect(value_.is_number_integer(), "a whole number");
@@ -73,15 +78,28 @@ class JsonPlace {
       all.emplace_back(element, where_ + "[" + std::to_string(all.size()) + "]", true);
     return all;
   }
+  std::vector<std::pair<std::string, JsonPlace>> fields() const {
+    expect_object();
+    std::vector<std::pair<std::string, JsonPlace>> all;
+    for (const auto& [key, value] : value_.items())
+      all.emplace_back(key, JsonPlace(value, path_to(in_quotes(key)), true));
+    return all;
+  }
 
   void expect_object() const { expect(value_.is_object(), "an object"); }
-  /// A key that is not listed is refused: ignoring it could change the result.
-  void expect_keys(std::initializer_list<std::string_view> known) const {
+  /// All of `required`, perhaps some of `optional`, and no other key.
+  void expect_fields(std::initializer_list<std::string_view> required,
+                     std::initializer_list<std::string_view> optional = {}) const {
     expect_object();
+    for (const std::string_view key : required)
+      HALFSTEP_CHECK(value_.contains(key), where_, ": has no '", key, "'.");
     for (const auto& [key, unused] : value_.items())
-      HALFSTEP_CHECK(std::ranges::find(known, key) != known.end(), where_, ": the key ", in_quotes(key),
-                     " is not known to this Halfstep.");
+      HALFSTEP_CHECK(std::ranges::find(required, key) != required.end() ||
+                         std::ranges::find(optional, key) != optional.end(),
+                     where_, ": the key ", in_quotes(key), " is not known to this Halfstep.");
   }
+  /// A key that is not listed is refused: ignoring it could change the result.
+  void expect_keys(std::initializer_list<std::string_view> known) const { expect_fields({}, known); }
   void expect_false(const char* key) const {
     HALFSTEP_CHECK(!at(key).truth(false), path_to(key), ": true is not known to this Halfstep.");
   }

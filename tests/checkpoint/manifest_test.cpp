@@ -87,14 +87,15 @@ TEST(Manifest, EveryTruncationAndEveryFlippedBitIsRefused) {
 TEST(Manifest, WhatAHostileWriterSealsIsRefusedByName) {
   const std::pair<const char*, std::function<void(json&)>> cases[] = {
       {"has no 'step'", [](json& m) { m.erase("step"); }},
-      {"unknown 'extra'", [](json& m) { m["extra"] = 1; }},
-      {"'step' is -1", [](json& m) { m["step"] = -1; }},
-      {"'step' is not a whole number", [](json& m) { m["step"] = 1.5; }},
-      {"larger than 64 bits", [](json& m) { m["step"] = uint64_t{1} << 63; }},
+      {"the key 'extra' is not known", [](json& m) { m["extra"] = 1; }},
+      {"step: is -1, expected a count", [](json& m) { m["step"] = -1; }},
+      {"step: is 1.5, expected a whole number", [](json& m) { m["step"] = 1.5; }},
+      {"expected a whole number of 64 bits", [](json& m) { m["step"] = uint64_t{1} << 63; }},
       {"names a file '../../etc/passwd'", [](json& m) { m["files"][0]["name"] = "../../etc/passwd"; }},
       {"lists 2 files", [](json& m) { m["files"].push_back(m["files"][0]); }},
       {"lists 0 files", [](json& m) { m["files"].clear(); }},
-      {"'header_sha256' is not a SHA-256", [](json& m) { m["files"][0]["header_sha256"] = "AB"; }},
+      {"files[0].header_sha256: is \"AB\", expected a SHA-256",
+       [](json& m) { m["files"][0]["header_sha256"] = "AB"; }},
       {"called 'a/b'", [](json& m) { m["parts"][0]["name"] = "a/b"; }},
       {"called ''", [](json& m) { m["parts"][0]["name"] = ""; }},
       {"part 'optimizer' stands twice", [](json& m) { m["parts"][0]["name"] = "optimizer"; }},
@@ -102,7 +103,7 @@ TEST(Manifest, WhatAHostileWriterSealsIsRefusedByName) {
       {"unknown type 'F128'", [](json& m) { m["parts"][0]["tensors"][0]["type"] = "F128"; }},
       {"24 bytes, but", [](json& m) { m["parts"][0]["tensors"][0]["shape"] = {2, 4}; }},
       {"overflows", [](json& m) { m["parts"][0]["tensors"][1]["shape"] = {0, 1ll << 62, 1ll << 62}; }},
-      {"expected counts", [](json& m) { m["parts"][0]["tensors"][0]["shape"] = {-2, -3}; }},
+      {"shape[0]: is -2, expected a count", [](json& m) { m["parts"][0]["tensors"][0]["shape"] = {-2, -3}; }},
       {"at most 64", [](json& m) { m["parts"][0]["tensors"][0]["shape"] = std::vector<int>(65, 1); }},
       {"is not a range", [](json& m) { m["parts"][0]["tensors"][0]["bytes"] = {24, 0}; }},
       {"begins at byte 0 of the data; the one before it ends at 6",
@@ -112,7 +113,8 @@ TEST(Manifest, WhatAHostileWriterSealsIsRefusedByName) {
       {"strides [9223372036854775807, 2] do not fit",
        [](json& m) { m["parts"][0]["tensors"][0]["strides"] = {INT64_MAX, 2}; }},
       {"'inf inf' is not a real number", [](json& m) { m["parts"][1]["scalars"]["lr"]["real"] = "inf inf"; }},
-      {"'steps' is not a whole number", [](json& m) { m["parts"][1]["scalars"]["steps"] = true; }},
+      {"'steps': is true, expected a whole number",
+       [](json& m) { m["parts"][1]["scalars"]["steps"] = true; }},
   };
   for (const auto& [expected, change] : cases) {
     const std::string message = refusal(change);
