@@ -2,6 +2,8 @@
 
 #include <halfstep/run_config.h>
 
+#include <CLI/CLI.hpp>
+
 #include <algorithm>
 
 namespace halfstep::cli {

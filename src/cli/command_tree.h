@@ -2,10 +2,13 @@
 // that they cannot say something else.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
+
+namespace CLI {
+class App;
+}
 
 namespace halfstep::cli {
 
