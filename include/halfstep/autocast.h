@@ -8,6 +8,8 @@
 #include <halfstep/machine.h>
 #include <halfstep/op_policy.h>
 
+#include <array>
+#include <cstddef>
 #include <memory>
 #include <optional>
 
@@ -39,7 +41,7 @@ struct AutocastOptions {
   bool repeat_outputs = true;
 };
 
-/// Mixed precision from here to the end of the block, for CPU and CUDA tensors alike.
+/// Mixed precision from here to the end of the block, for tensors of every device that LibTorch has.
 ///
 ///   torch::Tensor loss;
 ///   {
@@ -96,26 +98,30 @@ class HALFSTEP_API AutocastScope {
   struct Disabled {};
   explicit AutocastScope(Disabled);
 
-  /// What a device had before; put back when the scope ends.
-  class OuterRegion {
+  /// What the devices had before; put back when the scope ends.
+  class OuterRegions {
    public:
     /// Turns autocast off where there is no type to lower to.
-    OuterRegion(c10::DeviceType device, std::optional<c10::ScalarType> low);
-    ~OuterRegion();
-    OuterRegion(const OuterRegion&) = delete;
-    OuterRegion& operator=(const OuterRegion&) = delete;
+    explicit OuterRegions(std::optional<c10::ScalarType> low);
+    ~OuterRegions();
+    OuterRegions(const OuterRegions&) = delete;
+    OuterRegions& operator=(const OuterRegions&) = delete;
 
    private:
-    c10::DeviceType device_;
-    bool was_enabled_;
-    c10::ScalarType low_;
+    struct Region {
+      c10::DeviceType device;
+      bool was_enabled;
+      c10::ScalarType low;
+    };
+    static constexpr std::size_t kMostDevices = 10;
+    std::array<Region, kMostDevices> regions_;
+    std::size_t count_ = 0;
   };
 
   AutocastScope(std::shared_ptr<c10::DebugInfoBase> policy, std::optional<c10::ScalarType> low);
 
   c10::DebugInfoGuard policy_guard_;
-  OuterRegion outer_cpu_;
-  OuterRegion outer_cuda_;
+  OuterRegions outer_;
   bool outer_cache_enabled_;
   bool outer_graph_optimizer_;
   c10::ScalarType compute_;  // FP32 for a disabled scope

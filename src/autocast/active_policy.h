@@ -1,11 +1,13 @@
 // What the innermost AutocastScope of this thread asks for, and whether there are kernels to do it.
 #pragma once
 
+#include <c10/core/DeviceType.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <halfstep/op_policy.h>
 
 #include <memory>
 #include <optional>
+#include <vector>
 
 namespace halfstep {
 
@@ -27,6 +29,10 @@ std::shared_ptr<c10::DebugInfoBase> as_debug_info(std::optional<ActivePolicy> po
 
 /// Null outside any scope.
 const ActivePolicy* active_policy();
+
+/// Device types that a scope covers: all that have an autocast key and that LibTorch can compute on in this
+/// process.
+std::vector<c10::DeviceType> autocast_devices();
 
 /// Halfstep's kernels on LibTorch's autocast keys, one for each row of the table and device, are put in place
 /// while the library is loaded, where nobody can catch: this tells afterwards. Throws an Error that names the

@@ -10,9 +10,7 @@
 namespace halfstep {
 namespace {
 
-bool on_device(const at::Tensor& tensor, at::DeviceType device) {
-  return device == at::kCUDA ? tensor.is_cuda() : tensor.is_cpu() || tensor.is_mkldnn();
-}
+bool on_device(const at::Tensor& tensor, at::DeviceType device) { return tensor.device().type() == device; }
 
 bool is_floating(const at::Tensor& tensor, at::DeviceType device) {
   return tensor.defined() && tensor.is_floating_point() && on_device(tensor, device);

@@ -1,4 +1,6 @@
 #include <ATen/autocast_mode.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <halfstep/autocast.h>
 #include <torch/csrc/jit/python/update_graph_executor_opt.h>
 
@@ -43,17 +45,56 @@ const ActivePolicy* active_policy() {
   return info && info->policy ? &*info->policy : nullptr;
 }
 
-AutocastScope::OuterRegion::OuterRegion(c10::DeviceType device, std::optional<c10::ScalarType> low)
-    : device_(device),
-      was_enabled_(at::autocast::is_autocast_enabled(device)),
-      low_(at::autocast::get_autocast_dtype(device)) {
-  at::autocast::set_autocast_enabled(device, low.has_value());
-  if (low) at::autocast::set_autocast_dtype(device, *low);
+namespace {
+
+/// A device of somebody else's making may have no autocast of its own: what has no row must then be handed on
+/// by us. Asked for when a scope opens, because the library that brings the device may be loaded after ours.
+void hand_on_what_privateuse1_has_no_row_for() {
+  // Never unregistered: a static handle would outlive LibTorch's tables at the end of the process.
+  [[maybe_unused]] static const auto* const registered = [] {
+    auto& dispatcher = c10::Dispatcher::singleton();
+    constexpr auto kKey = c10::DispatchKey::AutocastPrivateUse1;
+    return dispatcher.hasBackendFallbackForDispatchKey(kKey)
+               ? nullptr
+               : new c10::RegistrationHandleRAII(dispatcher.registerFallback(
+                     kKey, c10::KernelFunction::makeFallthrough(), "Halfstep: hands on what has no row"));
+  }();
 }
 
-AutocastScope::OuterRegion::~OuterRegion() {
-  at::autocast::set_autocast_dtype(device_, low_);
-  at::autocast::set_autocast_enabled(device_, was_enabled_);
+/// visit(device) for each that autocast_devices() has, without taking memory.
+template <typename Visit>
+void for_each_autocast_device(Visit visit) {
+  for (const c10::DeviceType device : at::autocast::_AUTOCAST_SUPPORTED_DEVICES) {
+    if (!c10::impl::hasDeviceGuardImpl(device)) continue;
+    if (device == c10::DeviceType::PrivateUse1) hand_on_what_privateuse1_has_no_row_for();
+    visit(device);
+  }
+}
+
+}  // namespace
+
+std::vector<c10::DeviceType> autocast_devices() {
+  std::vector<c10::DeviceType> devices;
+  for_each_autocast_device([&](c10::DeviceType device) { devices.push_back(device); });
+  return devices;
+}
+
+AutocastScope::OuterRegions::OuterRegions(std::optional<c10::ScalarType> low) {
+  static_assert(kMostDevices == at::autocast::_AUTOCAST_SUPPORTED_DEVICES.size());
+  for_each_autocast_device([&](c10::DeviceType device) {
+    regions_[count_++] = {device, at::autocast::is_autocast_enabled(device),
+                          at::autocast::get_autocast_dtype(device)};
+    at::autocast::set_autocast_enabled(device, low.has_value());
+    if (low) at::autocast::set_autocast_dtype(device, *low);
+  });
+}
+
+AutocastScope::OuterRegions::~OuterRegions() {
+  for (std::size_t i = 0; i < count_; ++i) {
+    const auto& [device, was_enabled, low] = regions_[i];
+    at::autocast::set_autocast_dtype(device, low);
+    at::autocast::set_autocast_enabled(device, was_enabled);
+  }
 }
 
 AutocastScope::AutocastScope(c10::ScalarType low, OpPolicy policy, AutocastOptions options)
@@ -68,8 +109,7 @@ AutocastScope AutocastScope::disabled() { return AutocastScope(Disabled{}); }
 
 AutocastScope::AutocastScope(std::shared_ptr<c10::DebugInfoBase> policy, std::optional<c10::ScalarType> low)
     : policy_guard_(active_policy_kind(), std::move(policy)),
-      outer_cpu_(c10::DeviceType::CPU, low),
-      outer_cuda_(c10::DeviceType::CUDA, low),
+      outer_(low),
       outer_cache_enabled_(at::autocast::is_autocast_cache_enabled()),
       outer_graph_optimizer_(torch::jit::getGraphExecutorOptimize()),
       compute_(low.value_or(c10::ScalarType::Float)) {

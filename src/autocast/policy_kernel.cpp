@@ -22,8 +22,8 @@ namespace {
 
 using Stack = torch::jit::Stack;
 
-constexpr c10::DispatchKey autocast_key(at::DeviceType device) {
-  return device == at::kCUDA ? c10::DispatchKey::AutocastCUDA : c10::DispatchKey::AutocastCPU;
+c10::DispatchKey autocast_key(at::DeviceType device) {
+  return at::autocast::get_autocast_dispatch_key_from_device_type(device);
 }
 
 constexpr int kNone = -1;
@@ -325,7 +325,7 @@ class PolicyKernel final : public c10::OperatorKernel {
     if (!active_policy()->repeat_outputs || input.is_nested()) {
       return op.redispatchBoxed(keys & keys_below_, stack);
     }
-    OutputRecipe recipe{.run = engine_run(op, arguments(stack)[0].toTensor().scalar_type()),
+    OutputRecipe recipe{.run = stock_run(op, arguments(stack)[0].toTensor().scalar_type()),
                         .autocast_key = autocast_key(device_),
                         .others = other_arguments(stack)};
     op.redispatchBoxed(keys & keys_below_, stack);
@@ -377,7 +377,7 @@ class Registration {
       void process(const c10::Warning&) override {}
     } silence;
     const c10::WarningUtils::WarningHandlerGuard silenced(&silence);
-    for (const at::DeviceType device : {at::kCPU, at::kCUDA}) {
+    for (const at::DeviceType device : at::autocast::_AUTOCAST_SUPPORTED_DEVICES) {
       for (std::size_t row = 0; row < op_table().size(); ++row) register_row(row, device);
     }
   }

@@ -55,7 +55,7 @@ bool is_cheap_to_repeat(std::string_view op) {
   return std::find(std::begin(kCheap), std::end(kCheap), op) != std::end(kCheap);
 }
 
-std::function<at::Tensor(OpArguments)> engine_run(const c10::OperatorHandle& op, at::ScalarType input_type) {
+std::function<at::Tensor(OpArguments)> stock_run(const c10::OperatorHandle& op, at::ScalarType input_type) {
   return [op, input_type](OpArguments arguments) {
     torch::jit::Stack stack(arguments.begin(), arguments.end());
     stack.front() = stack.front().toTensor().to(input_type);

@@ -30,8 +30,8 @@ struct OutputRecipe {
 };
 
 /// LibTorch's operation on an input of this type, for OutputRecipe::run.
-std::function<at::Tensor(OpArguments arguments)> engine_run(const c10::OperatorHandle& op,
-                                                            at::ScalarType input_type);
+std::function<at::Tensor(OpArguments arguments)> stock_run(const c10::OperatorHandle& op,
+                                                           at::ScalarType input_type);
 
 /// An output that backward computes again.
 class RepeatableOutput {

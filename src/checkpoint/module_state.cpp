@@ -3,8 +3,8 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/detail/CUDAHooksInterface.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
@@ -90,11 +90,11 @@ namespace {
 template <typename Visit>
 void for_each_generator(Visit visit) {
   visit("cpu", at::detail::getDefaultCPUGenerator());
-  if (!at::globalContext().hasCUDA()) return;
-  const auto count = at::detail::getCUDAHooks().deviceCount();
-  for (c10::DeviceIndex i = 0; i < count; ++i)
-    visit(detail::concat("cuda.", static_cast<int>(i)),
-          at::globalContext().defaultGenerator(at::Device(at::kCUDA, i)));
+  const std::optional<c10::DeviceType> accelerator = at::accelerator::getAccelerator();
+  if (!accelerator) return;
+  for (c10::DeviceIndex i = 0; i < at::accelerator::deviceCount(); ++i)
+    visit(detail::concat(c10::DeviceTypeName(*accelerator, /*lower_case=*/true), ".", static_cast<int>(i)),
+          at::globalContext().defaultGenerator(at::Device(*accelerator, i)));
 }
 
 }  // namespace

@@ -53,7 +53,7 @@ class RecomputeState::AutocastGuard {
 
   static std::vector<Autocast> current() {
     std::vector<Autocast> found;
-    for (const auto device : {c10::DeviceType::CPU, c10::DeviceType::CUDA}) {
+    for (const c10::DeviceType device : autocast_devices()) {
       found.push_back(
           {device, at::autocast::is_autocast_enabled(device), at::autocast::get_autocast_dtype(device)});
     }
@@ -95,7 +95,7 @@ RecomputeState::RecomputeState(const std::vector<at::Tensor>& tensors) : autocas
   if (const ActivePolicy* policy = active_policy()) policy_ = *policy;
   std::vector<at::Device> devices;
   for (const at::Tensor& tensor : tensors) {
-    if (!tensor.defined() || !tensor.is_cuda()) continue;
+    if (!tensor.defined() || tensor.is_cpu() || tensor.is_meta()) continue;
     if (std::find(devices.begin(), devices.end(), tensor.device()) == devices.end())
       devices.push_back(tensor.device());
   }

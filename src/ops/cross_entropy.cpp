@@ -162,13 +162,17 @@ struct CrossEntropyArguments {
   double label_smoothing;
 };
 
-/// Rows of BF16 or FP16 logits on CPU or CUDA, one class index a row; class weights or label smoothing, not
-/// both.
+/// On an accelerator many small operations cost more than the FP32 copy of few logits.
+bool is_worth_it(const at::Tensor& logits) {
+  return logits.is_cpu() || logits.numel() > elements_at_a_time(logits);
+}
+
+/// Rows of BF16 or FP16 logits, one class index a row; class weights or label smoothing, not both.
 bool takes(OpArguments given) {
   const CrossEntropyArguments arguments(given);
   const at::Tensor &logits = arguments.logits, &target = arguments.target;
   const auto& weight = arguments.weight;
-  const bool plain = (logits.is_cpu() || logits.is_cuda()) && is_plain(logits);
+  const bool plain = is_plain(logits) && is_worth_it(logits);
   const bool rows_of_classes = logits.dim() == 2 && logits.numel() > 0 && target.dim() == 1 &&
                                target.size(0) == logits.size(0) && target.scalar_type() == at::kLong &&
                                target.device() == logits.device();

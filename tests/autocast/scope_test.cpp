@@ -269,12 +269,12 @@ TEST(AutocastScope, TypesThatAreNotLowAreRefusedWithWhatToUse) {
   EXPECT_EQ(type_of_mm(), at::kFloat) << "a refused scope must leave nothing open";
 }
 
-TEST(AutocastScope, HoldsForBothDevices) {
+// tests/device opens scopes beside an accelerator.
+TEST(AutocastScope, HoldsForTheDevicesThatLibTorchCanComputeOn) {
   const AutocastScope scope(at::kHalf, OpPolicy::standard(), kAnyMachine);
-  for (const at::DeviceType device : {at::kCPU, at::kCUDA}) {
-    EXPECT_TRUE(at::autocast::is_autocast_enabled(device)) << device;
-    EXPECT_EQ(at::autocast::get_autocast_dtype(device), at::kHalf) << device;
-  }
+  EXPECT_EQ(at::autocast::get_autocast_dtype(at::kCPU), at::kHalf);
+  for (const at::DeviceType device : at::autocast::_AUTOCAST_SUPPORTED_DEVICES)
+    EXPECT_EQ(at::autocast::is_autocast_enabled(device), c10::impl::hasDeviceGuardImpl(device)) << device;
 }
 
 Machine machine_with(Support bf16, Support fp16) {

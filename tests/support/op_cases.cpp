@@ -209,12 +209,13 @@ std::vector<OpCase> norms_and_softmax() {
   return {
       {"batch_norm",
        [](Inputs& in) {
-         return at::batch_norm(in(3, 4), in(4), in(4), at::zeros(4), at::ones(4), true, 0.1, 1e-5, false);
+         return at::batch_norm(in(3, 4), in(4), in(4), in.put(at::zeros(4)), in.put(at::ones(4)), true, 0.1,
+                               1e-5, false);
        }},
       {"instance_norm",
        [](Inputs& in) {
-         return at::instance_norm(in(2, 4, 5), in(4), in(4), at::zeros(4), at::ones(4), true, 0.1, 1e-5,
-                                  false);
+         return at::instance_norm(in(2, 4, 5), in(4), in(4), in.put(at::zeros(4)), in.put(at::ones(4)), true,
+                                  0.1, 1e-5, false);
        }},
       {"group_norm", [](Inputs& in) { return at::group_norm(in(3, 4), 2, in(4), in(4)); }},
       {"layer_norm", [](Inputs& in) { return at::layer_norm(in(3, 4), {4}, in(4), in(4)); }},
@@ -249,40 +250,42 @@ std::vector<OpCase> losses() {
        }},
       {"poisson_nll_loss",
        [](Inputs& in) { return at::poisson_nll_loss(in(3, 4), in(3, 4), true, true, 1e-8, kMean); }},
-      {"soft_margin_loss", [](Inputs& in) { return at::soft_margin_loss(in(4), plus_minus_one(4)); }},
-      {"hinge_embedding_loss", [](Inputs& in) { return at::hinge_embedding_loss(in(4), plus_minus_one(4)); }},
+      {"soft_margin_loss", [](Inputs& in) { return at::soft_margin_loss(in(4), in.put(plus_minus_one(4))); }},
+      {"hinge_embedding_loss",
+       [](Inputs& in) { return at::hinge_embedding_loss(in(4), in.put(plus_minus_one(4))); }},
       {"margin_ranking_loss",
-       [](Inputs& in) { return at::margin_ranking_loss(in(4), in(4), plus_minus_one(4), 0.5); }},
+       [](Inputs& in) { return at::margin_ranking_loss(in(4), in(4), in.put(plus_minus_one(4)), 0.5); }},
       {"cosine_embedding_loss",
-       [](Inputs& in) { return at::cosine_embedding_loss(in(4, 3), in(4, 3), plus_minus_one(4)); }},
+       [](Inputs& in) { return at::cosine_embedding_loss(in(4, 3), in(4, 3), in.put(plus_minus_one(4))); }},
       {"triplet_margin_loss",
        [](Inputs& in) { return at::triplet_margin_loss(in(3, 4), in(3, 4), in(3, 4)); }},
       {"cross_entropy_loss",
-       [](Inputs& in) { return at::cross_entropy_loss(in(3, 4), classes(3, 4), in.fixed(4)); }},
-      {"nll_loss", [](Inputs& in) { return at::nll_loss(in(3, 4), classes(3, 4), in.fixed(4)); }},
+       [](Inputs& in) { return at::cross_entropy_loss(in(3, 4), in.put(classes(3, 4)), in.fixed(4)); }},
+      {"nll_loss", [](Inputs& in) { return at::nll_loss(in(3, 4), in.put(classes(3, 4)), in.fixed(4)); }},
       {"nll_loss2d",
        [](Inputs& in) {
-         return at::nll_loss2d(in(2, 4, 3, 3), at::ones({2, 3, 3}, at::kLong), in.fixed(4));
+         return at::nll_loss2d(in(2, 4, 3, 3), in.put(at::ones({2, 3, 3}, at::kLong)), in.fixed(4));
        }},
       {"multi_margin_loss",
-       [](Inputs& in) { return at::multi_margin_loss(in(3, 4), classes(3, 4), 1, 1, in.fixed(4)); }},
+       [](Inputs& in) { return at::multi_margin_loss(in(3, 4), in.put(classes(3, 4)), 1, 1, in.fixed(4)); }},
       {"multilabel_margin_loss",
        [](Inputs& in) {
-         return at::multilabel_margin_loss(in(3, 4), at::arange(4).repeat({3, 1}).sub(1).abs());
+         return at::multilabel_margin_loss(in(3, 4), in.put(at::arange(4).repeat({3, 1}).sub(1).abs()));
        }},
       {"multilabel_margin_loss_forward",
        [](Inputs& in) {
-         return std::get<0>(
-             at::multilabel_margin_loss_forward(in(3, 4), at::arange(4).repeat({3, 1}).sub(1).abs(), kMean));
+         return std::get<0>(at::multilabel_margin_loss_forward(
+             in(3, 4), in.put(at::arange(4).repeat({3, 1}).sub(1).abs()), kMean));
        }},
       {"ctc_loss.IntList",
        [](Inputs& in) {
-         return at::ctc_loss(in(6, 2, 4), at::ones({2, 2}, at::kLong), {6, 6}, {2, 2}, 0, kSum);
+         return at::ctc_loss(in(6, 2, 4), in.put(at::ones({2, 2}, at::kLong)), {6, 6}, {2, 2}, 0, kSum);
        }},
       {"ctc_loss.Tensor",
        [](Inputs& in) {
-         return at::ctc_loss(in(6, 2, 4), at::ones({2, 2}, at::kLong), at::full({2}, 6, at::kLong),
-                             at::full({2}, 2, at::kLong), 0, kSum);
+         return at::ctc_loss(in(6, 2, 4), in.put(at::ones({2, 2}, at::kLong)),
+                             in.put(at::full({2}, 6, at::kLong)), in.put(at::full({2}, 2, at::kLong)), 0,
+                             kSum);
        }},
   };
 }
@@ -404,12 +407,12 @@ std::vector<OpCase> images() {
       {"max_pool3d", [](Inputs& in) { return at::max_pool3d(in(1, 2, 4, 4, 4), 2); }},
       {"max_unpool2d",
        [](Inputs& in) {
-         return at::max_unpool2d(in(1, 1, 2, 2), at::arange(4).mul(4).view({1, 1, 2, 2}), {4, 4});
+         return at::max_unpool2d(in(1, 1, 2, 2), in.put(at::arange(4).mul(4).view({1, 1, 2, 2})), {4, 4});
        }},
       {"max_unpool3d",
        [](Inputs& in) {
-         return at::max_unpool3d(in(1, 1, 2, 2, 2), at::arange(8).mul(8).view({1, 1, 2, 2, 2}), {4, 4, 4},
-                                 {2, 2, 2}, {0, 0, 0});
+         return at::max_unpool3d(in(1, 1, 2, 2, 2), in.put(at::arange(8).mul(8).view({1, 1, 2, 2, 2})),
+                                 {4, 4, 4}, {2, 2, 2}, {0, 0, 0});
        }},
       {"reflection_pad1d", [](Inputs& in) { return at::reflection_pad1d(in(1, 2, 4), {1, 1}); }},
       {"reflection_pad2d", [](Inputs& in) { return at::reflection_pad2d(in(1, 2, 4, 4), {1, 1, 1, 1}); }},
@@ -434,47 +437,60 @@ std::vector<OpCase> several_tensors() {
       {"embedding_bag",
        [](Inputs& in) {
          const Tensor table = in(5, 4);
-         return std::get<0>(
-             at::embedding_bag(table, at::arange(4), at::arange(0, 4, 2), false, 0, false, in(4)));
+         return std::get<0>(at::embedding_bag(table, in.put(at::arange(4)), in.put(at::arange(0, 4, 2)),
+                                              false, 0, false, in(4)));
        }},
       {"embedding_bag.padding_idx",
        [](Inputs& in) {
          const Tensor table = in(5, 4);
-         return std::get<0>(at::embedding_bag(table, at::arange(4), at::arange(0, 4, 2), false, 0, false,
-                                              in(4), false, std::optional<int64_t>(1)));
+         return std::get<0>(at::embedding_bag(table, in.put(at::arange(4)), in.put(at::arange(0, 4, 2)),
+                                              false, 0, false, in(4), false, std::optional<int64_t>(1)));
        }},
-      {"index_add_", [](Inputs& in) { return in(3, 4).clone().index_add_(0, at::arange(2), in(2, 4)); }},
-      {"index_copy_", [](Inputs& in) { return in(3, 4).clone().index_copy_(0, at::arange(2), in(2, 4)); }},
-      {"index_put_", [](Inputs& in) { return in(3, 4).clone().index_put_({at::arange(2)}, in(2, 4)); }},
+      {"index_add_",
+       [](Inputs& in) { return in(3, 4).clone().index_add_(0, in.put(at::arange(2)), in(2, 4)); }},
+      {"index_copy_",
+       [](Inputs& in) { return in(3, 4).clone().index_copy_(0, in.put(at::arange(2)), in(2, 4)); }},
+      {"index_put_",
+       [](Inputs& in) { return in(3, 4).clone().index_put_({in.put(at::arange(2))}, in(2, 4)); }},
       {"masked_scatter_",
        [](Inputs& in) {
-         return in(3, 4).clone().masked_scatter_(at::arange(12).view({3, 4}) < 5, in(3, 4));
+         return in(3, 4).clone().masked_scatter_(in.put(at::arange(12).view({3, 4}) < 5), in(3, 4));
        }},
       {"scatter_.src",
-       [](Inputs& in) { return in(3, 4).clone().scatter_(0, at::zeros({1, 4}, at::kLong), in(1, 4)); }},
+       [](Inputs& in) {
+         return in(3, 4).clone().scatter_(0, in.put(at::zeros({1, 4}, at::kLong)), in(1, 4));
+       }},
       {"scatter_add_",
-       [](Inputs& in) { return in(3, 4).clone().scatter_add_(0, at::zeros({1, 4}, at::kLong), in(1, 4)); }},
-      {"index_add", [](Inputs& in) { return at::index_add(in(3, 4), 0, at::arange(2), in(2, 4)); }},
+       [](Inputs& in) {
+         return in(3, 4).clone().scatter_add_(0, in.put(at::zeros({1, 4}, at::kLong)), in(1, 4));
+       }},
+      {"index_add", [](Inputs& in) { return at::index_add(in(3, 4), 0, in.put(at::arange(2)), in(2, 4)); }},
       {"index_reduce",
-       [](Inputs& in) { return at::index_reduce(in(3, 4), 0, at::arange(2), in(2, 4), "amax"); }},
+       [](Inputs& in) { return at::index_reduce(in(3, 4), 0, in.put(at::arange(2)), in(2, 4), "amax"); }},
       {"lerp.Scalar", [](Inputs& in) { return at::lerp(in(3, 4), in(3, 4), 0.25); }},
       {"lerp.Tensor", [](Inputs& in) { return at::lerp(in(3, 4), in(3, 4), in(3, 4)); }},
       {"masked_scatter",
-       [](Inputs& in) { return at::masked_scatter(in(3, 4), at::eye(3, 4).to(at::kBool), in(3, 4)); }},
+       [](Inputs& in) {
+         return at::masked_scatter(in(3, 4), in.put(at::eye(3, 4).to(at::kBool)), in(3, 4));
+       }},
       {.op = "scatter.reduce",
        .call =
-           [](Inputs& in) { return at::scatter(in(3, 4), 0, at::zeros({2, 4}, at::kLong), in(2, 4), "add"); },
+           [](Inputs& in) {
+             return at::scatter(in(3, 4), 0, in.put(at::zeros({2, 4}, at::kLong)), in(2, 4), "add");
+           },
        .differentiable = false},
       {"scatter.src",
-       [](Inputs& in) { return at::scatter(in(3, 4), 0, at::arange(8).view({2, 4}) % 3, in(2, 4)); }},
+       [](Inputs& in) { return at::scatter(in(3, 4), 0, in.put(at::arange(8).view({2, 4}) % 3), in(2, 4)); }},
       {"scatter_reduce.two",
        [](Inputs& in) {
-         return at::scatter_reduce(in(3, 4), 0, at::zeros({2, 4}, at::kLong), in(2, 4), "sum");
+         return at::scatter_reduce(in(3, 4), 0, in.put(at::zeros({2, 4}, at::kLong)), in(2, 4), "sum");
        }},
-      {"index_copy", [](Inputs& in) { return at::index_copy(in(3, 4), 0, at::arange(2), in(2, 4)); }},
-      {"index_put", [](Inputs& in) { return at::index_put(in(3, 4), {at::arange(2)}, in(2, 4)); }},
+      {"index_copy", [](Inputs& in) { return at::index_copy(in(3, 4), 0, in.put(at::arange(2)), in(2, 4)); }},
+      {"index_put", [](Inputs& in) { return at::index_put(in(3, 4), {in.put(at::arange(2))}, in(2, 4)); }},
       {"scatter_add",
-       [](Inputs& in) { return at::scatter_add(in(3, 4), 0, at::zeros({2, 4}, at::kLong), in(2, 4)); }},
+       [](Inputs& in) {
+         return at::scatter_add(in(3, 4), 0, in.put(at::zeros({2, 4}, at::kLong)), in(2, 4));
+       }},
   };
 }
 
@@ -559,7 +575,8 @@ std::vector<OpCase> linear_algebra() {
       {"linalg_tensorinv", [](Inputs& in) { return at::linalg_tensorinv(in.spd(3), 1); }},
       {"linalg_tensorsolve", [](Inputs& in) { return at::linalg_tensorsolve(in.spd(3), in(3)); }},
       {"_lu_with_info", [](Inputs& in) { return std::get<0>(at::_lu_with_info(in.spd(3))); }},
-      {"lu_solve", [](Inputs& in) { return at::lu_solve(in(3, 2), in.spd(3), at::arange(1, 4, at::kInt)); }},
+      {"lu_solve",
+       [](Inputs& in) { return at::lu_solve(in(3, 2), in.spd(3), in.put(at::arange(1, 4, at::kInt))); }},
       {"orgqr", [](Inputs& in) { return at::orgqr(in.spd(3), in(3)); }},
       {"ormqr", [](Inputs& in) { return at::ormqr(in.spd(3), in(3), in(3, 2)); }},
       {"pinverse", [](Inputs& in) { return at::pinverse(in.spd(3)); }},

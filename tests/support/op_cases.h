@@ -15,8 +15,9 @@ namespace halfstep::testing {
 class Inputs {
  public:
   /// As activations, the call is given copies of the leaves, which autograd knows as computed.
-  explicit Inputs(std::vector<at::ScalarType> types, bool as_activations = false)
-      : types_(std::move(types)), as_activations_(as_activations) {}
+  explicit Inputs(std::vector<at::ScalarType> types, bool as_activations = false,
+                  at::Device device = at::kCPU)
+      : types_(std::move(types)), as_activations_(as_activations), device_(device) {}
 
   /// Between 0.1 and 0.9: inside the domain of log, acos, erfinv and of probabilities.
   template <typename... Sizes>
@@ -27,8 +28,11 @@ class Inputs {
   /// The same without a gradient, for arguments that LibTorch does not differentiate.
   template <typename... Sizes>
   at::Tensor fixed(Sizes... sizes) {
-    return fractions({static_cast<int64_t>(sizes)...}).to(next_type());
+    return put(fractions({static_cast<int64_t>(sizes)...}).to(next_type()));
   }
+
+  /// Indices, masks and the like, on the device of the call.
+  at::Tensor put(const at::Tensor& values) const { return values.to(device_); }
 
   /// Well conditioned, symmetric, positive definite; distinct eigenvalues.
   at::Tensor spd(int64_t n) {
@@ -37,7 +41,8 @@ class Inputs {
 
   /// A leaf of the next type, or the activation that is a copy of it.
   at::Tensor keep(const at::Tensor& values) {
-    leaves_.push_back(values.to(next_type(), /*non_blocking=*/false, /*copy=*/true).requires_grad_());
+    leaves_.push_back(
+        values.to(device_, next_type(), /*non_blocking=*/false, /*copy=*/true).requires_grad_());
     return as_activations_ ? leaves_.back().clone() : leaves_.back();
   }
 
@@ -49,6 +54,7 @@ class Inputs {
 
   std::vector<at::ScalarType> types_;
   bool as_activations_;
+  at::Device device_;
   std::size_t dealt_ = 0;
   std::vector<at::Tensor> leaves_;
 };

@@ -46,9 +46,10 @@ inline std::string first_line(const std::string& text) { return text.substr(0, t
 
 /// `open_region` returns a guard that lives during forward. The same seed gives the same inputs.
 template <typename OpenRegion>
-Outcome run_case(const OpCase& op_case, const std::vector<at::ScalarType>& types, OpenRegion open_region) {
+Outcome run_case(const OpCase& op_case, const std::vector<at::ScalarType>& types, OpenRegion open_region,
+                 at::Device device = at::kCPU) {
   at::manual_seed(7);
-  Inputs inputs(types);
+  Inputs inputs(types, /*as_activations=*/false, device);
   Outcome outcome;
   try {
     {

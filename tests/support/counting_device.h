@@ -1,0 +1,59 @@
+// An accelerator for tests, on LibTorch's PrivateUse1 key. It computes with the CPU's kernels and behaves
+// like a GPU:
+//
+//  - The host cannot read its memory: its addresses are never mapped, and reading one is a segmentation
+//  fault.
+//  - It counts what the host launches, how often the host waits for it and why, and the bytes that are
+//  copied.
+//  - It refuses what CUDA refuses: tensors of the CPU among its own, operations without a CUDA kernel, and
+//    combinations of types that CUDA's kernels do not take.
+//  - A non-blocking copy to the host arrives at the next wait. Until then its target holds 0xFF bytes. The
+//    source of a non-blocking copy from the host must not change before the next wait.
+//
+// Random numbers are those of the CPU's default generator, so that one seed gives the same on both.
+//
+// Linking it into a program registers it, under the name "counting".
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace halfstep::testing {
+
+inline const at::Device kCountingDevice{at::kPrivateUse1, 0};
+
+struct DeviceCounts {
+  int64_t launches = 0;  ///< operations that ran on the device; one of CUDA's may be several kernels
+  int64_t waits = 0;     ///< of the host for the device
+  int64_t bytes_to_host = 0, bytes_to_device = 0;
+  std::map<std::string, int64_t> launches_of{};  ///< by operation
+  std::map<std::string, int64_t> waits_for{};    ///< by cause
+};
+
+/// Those that it refuses because CUDA has no kernel for them, with their overloads.
+std::vector<std::string> ops_without_cuda_kernel();
+
+/// Since the process began, or since the last reset.
+DeviceCounts device_counts();
+void reset_device_counts();
+
+/// While one lives, in any thread, a wait throws an at::Error that names its cause.
+class NoWaits {
+ public:
+  NoWaits();
+  ~NoWaits();
+  NoWaits(const NoWaits&) = delete;
+  NoWaits& operator=(const NoWaits&) = delete;
+};
+
+/// As a program would wait for the device; counted.
+void wait_for_counting_device();
+
+/// The values, as a CPU tensor, for a test's eyes: neither counted nor a wait.
+at::Tensor peek(const at::Tensor& tensor);
+
+}  // namespace halfstep::testing
