@@ -23,7 +23,7 @@ namespace halfstep {
 /// Words ("bf16", "cosine") are text here. Those in a value from resolve_config() are among ConfigKey::words.
 struct RunConfig {
   struct Model {
-    std::optional<std::string> kind{};  ///< gpt2, llama, resnet18, own
+    std::optional<std::string> kind{};  ///< gpt2, llama, mistral, qwen2, qwen3, resnet18, own
     std::optional<std::string> from{};  ///< a Hugging Face folder; the sizes below are for new models
     std::optional<int64_t> layers{}, width{}, heads{}, kv_heads{}, ffn_width{}, vocabulary{}, context{};
     std::optional<double> dropout{};

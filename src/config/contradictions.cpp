@@ -67,15 +67,16 @@ class Finder {
       fault("model.kind",
             "is not given. Write kind = \"gpt2\", or name a folder with model.from, or take a preset.");
     } else if (own()) {
-      none_of(kSizes, "is for gpt2 and llama, and model.kind is own. Leave it out.");
+      none_of(kSizes, "is for language models, and model.kind is own. Leave it out.");
     } else if (images()) {
-      none_of(kSizes, "is for gpt2 and llama; a resnet18 has fixed sizes. Leave it out.");
+      none_of(kSizes, "is for language models; a resnet18 has fixed sizes. Leave it out.");
     } else {
       for (const std::string_view path : {"model.layers", "model.width", "model.heads"})
         if (!given(path))
           fault(path, "is not given, and a new ", *config_.model.kind, " needs it. A preset has all sizes.");
       if (config_.model.kind == "gpt2" && config_.model.kv_heads)
-        fault("model.kv_heads", "is for llama; gpt2 has as many as model.heads. Leave it out.");
+        fault("model.kv_heads",
+              "is for llama and its relatives; gpt2 has as many as model.heads. Leave it out.");
     }
   }
 
@@ -85,7 +86,7 @@ class Finder {
     if (width && heads && *width % *heads != 0)
       fault("model.width", "is ", *width, ", not a multiple of ", other("model.heads"), ", ", *heads,
             ". Write ", (*width / *heads + 1) * *heads, ", or other heads.");
-    else if (width && heads && kind == "llama" && *width / *heads % 2 != 0)
+    else if (width && heads && kind && kind != "gpt2" && *width / *heads % 2 != 0)
       fault("model.width", "gives heads of ", *width / *heads,
             " elements, and rotary positions turn pairs. Write ", (*width / *heads + 1) * *heads, ".");
     if (heads && kv_heads && *heads % *kv_heads != 0)
@@ -205,7 +206,7 @@ class Finder {
     if (images() && train.sample_every > 0)
       fault("train.sample_every", "is for text, and model.kind is resnet18. Leave it out.");
     if ((images() || own()) && train.recompute_blocks)
-      fault("train.recompute_blocks", "is for gpt2 and llama, and model.kind is ", *config_.model.kind,
+      fault("train.recompute_blocks", "is for language models, and model.kind is ", *config_.model.kind,
             ". Leave it out.");
     if (config_.log.trace_steps > train.steps)
       fault("log.trace_steps", "is ", config_.log.trace_steps, ", and the run has ", train.steps, " steps.",

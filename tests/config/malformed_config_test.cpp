@@ -173,8 +173,8 @@ const Case kModels[] = {
      "run.toml:3"},
     {"model.kind = 'resnet18'\ndata.images = 'x'\ntrain.sample_every=3", "is for text", "Leave it out",
      "run.toml:3"},
-    {"model.kind = 'resnet18'\ndata.images = 'x'\ntrain.recompute_blocks=true", "is for gpt2", "Leave it out",
-     "run.toml:3"},
+    {"model.kind = 'resnet18'\ndata.images = 'x'\ntrain.recompute_blocks=true", "is for language models",
+     "Leave it out", "run.toml:3"},
 };
 
 TEST(MalformedConfig, ModelsThatCannotBeMadeAreRefused) {
