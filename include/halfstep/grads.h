@@ -71,12 +71,12 @@ class HALFSTEP_API GradSummary {
 class HALFSTEP_API GradMultiplier {
  public:
   GradMultiplier() = default;
-  explicit GradMultiplier(GradSummary grads, double max_norm = std::numeric_limits<double>::infinity())
-      : grads_(std::move(grads)), max_norm_(max_norm) {}
+  explicit GradMultiplier(GradSummary grads, double max_norm = std::numeric_limits<double>::infinity());
 
   /// Un-scale, clip and `factor`, if there is one, in one number.
   double value() const;
-  /// The same with another factor: 1 / ranks, where gradients were summed over ranks.
+  /// The same with another factor: 1 / ranks, where gradients were summed over ranks. Clipping holds for what
+  /// the factor leaves, the mean.
   [[nodiscard]] GradMultiplier times(double factor) const;
   /// Without a value: not looked at.
   const std::optional<GradSummary>& grads() const { return grads_; }
@@ -93,8 +93,11 @@ enum class GradDetail { Total, PerParam };
 ///
 /// Not finite is also a gradient whose square, un-scaled, does not fit FP32 (a norm above 2^63): AdamW would
 /// keep an infinite second moment for it and never move that weight again.
+///
+/// `loss_scale` is the one that the gradients carry; it must be given for parameters of a MixedPrecision that
+/// scales its loss.
 [[nodiscard]] HALFSTEP_API GradSummary inspect_grads(const std::vector<Param>& params,
-                                                     double loss_scale = 1.0,
+                                                     std::optional<double> loss_scale = {},
                                                      GradDetail detail = GradDetail::Total);
 
 }  // namespace halfstep

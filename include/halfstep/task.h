@@ -43,6 +43,10 @@ class HALFSTEP_API Task {
   /// Where the data stands, and what the model remembers beside its parameters and buffers.
   virtual StateDict state_dict() const = 0;
   virtual void load_state_dict(const StateDict& saved) = 0;
+  /// Takes from `later`, a state of this task, where the data stands, and nothing else: called when a run has
+  /// gone back to an earlier checkpoint and leaves the batches between out. By default it loads all of
+  /// `later`: right for a task that remembers nothing else.
+  virtual void move_data_to(const StateDict& later) { load_state_dict(later); }
 
   virtual std::string model_text() const;  ///< for the screen; "own model"
   virtual std::string data_text() const;   ///< for the screen; "own data"

@@ -5,6 +5,7 @@
 #include <halfstep/error.h>
 #include <halfstep/mixed_precision.h>
 #include <halfstep/optim.h>
+#include <halfstep/scaling.h>
 
 #include <cmath>
 #include <limits>
@@ -42,7 +43,8 @@ class TrainStep {
         precision_(std::move(precision), std::forward<Model>(model), options_.precision),
         optimizer_(precision_.params(), std::move(optimizer)) {}
 
-  /// For parameters in groups, a seed, or several models: `optimizer` is over precision.params().
+  /// For parameters in groups, a seed, or several models: `optimizer` is over precision.params(), or a part
+  /// of them. `options.precision` is not read: `precision` has its own.
   TrainStep(MixedPrecision precision, FusedOptimizer<Options> optimizer, TrainStepOptions options = {})
       : options_(checked(options)), precision_(std::move(precision)), optimizer_(std::move(optimizer)) {}
 
@@ -54,17 +56,21 @@ class TrainStep {
     try {
       for (int64_t i = 0; i < options_.micro_batches; ++i) add_micro_batch(precision_.forward(loss_of_batch));
       precision_.close_sum();
+      const GradSummary grads = precision_.inspect_grads();
+      const bool clips = std::isfinite(options_.max_grad_norm);
+      StepReport report =
+          optimizer_.step(clips ? grads.clipped_to(options_.max_grad_norm) : grads.unclipped(), options);
+      // Of all parameters: the optimizer may have a part of them.
+      for (const Param& param : precision_.params()) param.working.mutable_grad().reset();
+      precision_.advance(grads);
+      return report;
+    } catch (const SkipLimitError&) {
+      throw;  // the step is over
     } catch (...) {
       precision_.zero_grad();
+      loss_ = at::Tensor();
       throw;
     }
-    const GradSummary grads = precision_.inspect_grads();
-    const bool clips = std::isfinite(options_.max_grad_norm);
-    StepReport report =
-        optimizer_.step(clips ? grads.clipped_to(options_.max_grad_norm) : grads.unclipped(), options);
-    optimizer_.zero_grad();
-    precision_.advance(grads);
-    return report;
   }
 
   /// Runs `function` in the precision and returns what it returns: for evaluation.

@@ -116,10 +116,12 @@ template <typename Options>
 StepReport FusedOptimizer<Options>::step(const GradMultiplier& multiplier, StepOptions options) {
   const at::NoGradGuard no_grad;
   const GradSummary grads = multiplier.grads().value_or(GradSummary());
+  std::optional<std::vector<UpdateStall>> stalls;  // of a step without updates: none
+  if (options.stalls) stalls.emplace();
   if (!grads.finite()) {
     for (const optim::Slot& slot : impl_->slots)
       if (slot.param.record) ++slot.param.record->skips;
-    return {grads, /*updated=*/false};
+    return {grads, /*updated=*/false, std::move(stalls)};
   }
   if (!multiplier.grads()) impl_->check_not_scaled();
   // As the kernels use it. Below the normal numbers it would have fewer bits, or none.
@@ -130,10 +132,8 @@ StepReport FusedOptimizer<Options>::step(const GradMultiplier& multiplier, StepO
                  ", expected 0 or a number that FP32 holds in full, from 2^-126 to 2^127. Un-scale and clip "
                  "travel as one number: lower LossScaling::cap, or clip to a larger norm.");
   auto jobs = impl_->jobs(value);
-  if (jobs.empty()) return {grads, /*updated=*/false};
+  if (jobs.empty()) return {grads, /*updated=*/false, std::move(stalls)};
   Impl::run(jobs);
-  std::optional<std::vector<UpdateStall>> stalls;
-  if (options.stalls) stalls.emplace();
   for (auto& job : jobs) {
     ++job.slot->steps;
     note_update(job.slot->param);

@@ -100,6 +100,9 @@ std::vector<Slot> slots_as_saved(const StateDict& saved, const OptimizerState<Op
 template <typename Options>
 void load(const StateDict& saved, OptimizerState<Options>& state) {
   constexpr const char* whose = Rule<Options>::kName;
+  // First: another optimizer has other names, and the list of those would not say why.
+  HALFSTEP_CHECK(!saved.contains("optimizer") || saved.text("optimizer") == whose, whose,
+                 ": the saved state is of ", saved.text("optimizer"), ". Build the same optimizer.");
   OptimizerState<Options> as_saved = state;
   as_saved.slots = slots_as_saved(saved, state);
   std::vector<std::string> expected;
@@ -107,7 +110,6 @@ void load(const StateDict& saved, OptimizerState<Options>& state) {
   saved.expect_exactly(whose, {expected.begin(), expected.end()});
 
   Faults faults;
-  faults.expect(saved.text("optimizer") == whose, "'optimizer' is '", saved.text("optimizer"), "'");
   std::vector<Options> groups = state.groups;
   for (std::size_t group = 0; group < groups.size(); ++group) {
     for_each_rate(groups[group],

@@ -52,7 +52,15 @@ void sum_squares(std::vector<Inspected>& inspected) {
 
 }  // namespace
 
-GradSummary inspect_grads(const std::vector<Param>& params, double loss_scale, GradDetail detail) {
+GradSummary inspect_grads(const std::vector<Param>& params, std::optional<double> given_loss_scale,
+                          GradDetail detail) {
+  if (!given_loss_scale)
+    for (const Param& param : params)
+      HALFSTEP_CHECK(!param.loss_scaled || !param.working.grad().defined(),
+                     "inspect_grads: the gradient of '", param.name,
+                     "' carries a loss scale, and none is given. Use mp.inspect_grads(), or "
+                     "inspect_grads(params, mp.loss_scale()).");
+  const double loss_scale = given_loss_scale.value_or(1.0);
   HALFSTEP_CHECK(loss_scale > 0 && std::isfinite(loss_scale), "inspect_grads: loss_scale is ", loss_scale,
                  ", expected a positive number; 1 where the loss was not scaled.");
   const at::NoGradGuard no_grad;
@@ -84,16 +92,19 @@ GradSummary inspect_grads(const std::vector<Param>& params, double loss_scale, G
 }
 
 GradMultiplier GradSummary::unclipped() const { return GradMultiplier(*this); }
+GradMultiplier GradSummary::clipped_to(double max_norm) const { return GradMultiplier(*this, max_norm); }
 
-GradMultiplier GradSummary::clipped_to(double max_norm) const {
+GradMultiplier::GradMultiplier(GradSummary grads, double max_norm)
+    : grads_(std::move(grads)), max_norm_(max_norm) {
   HALFSTEP_CHECK(max_norm > 0, "clipped_to: max_norm is ", max_norm, ", expected a positive number.");
-  return GradMultiplier(*this, max_norm);
 }
 
 double GradMultiplier::value() const {
   if (!grads_) return factor_;
   const double unscale = factor_ / grads_->loss_scale();
-  const double shrink = max_norm_ / (grads_->norm() + 1e-6);  // 1e-6 as in torch's own clip_grad_norm_
+  // What is clipped is what the optimizer gets: of a sum over ranks, the mean. 1e-6 as in torch's own
+  // clip_grad_norm_.
+  const double shrink = max_norm_ / (grads_->norm() * std::abs(factor_) + 1e-6);
   return grads_->finite() && shrink < 1.0 ? unscale * shrink : unscale;
 }
 

@@ -21,9 +21,10 @@ Param make_checked_param(std::string name, at::Tensor parameter, WeightStorage s
 /// What was last seen of a parameter; its copies share one.
 struct ParamRecord {
   c10::weak_intrusive_ptr<c10::StorageImpl> memory{c10::intrusive_ptr<c10::StorageImpl>()};
-  int64_t version = 0;  // of the working copy
-  int64_t updates = 0;  // by optimizers of ours
-  int64_t skips = 0;    // steps that an optimizer of ours skipped
+  std::vector<int64_t> sizes{};  // of the working copy, for good
+  int64_t version = 0;           // of the working copy
+  int64_t updates = 0;           // by optimizers of ours
+  int64_t skips = 0;             // steps that an optimizer of ours skipped
 };
 
 /// Notes an update by an optimizer of ours, as an in-place operation of LibTorch is noted: autograd then sees

@@ -121,6 +121,11 @@ std::optional<c10::ScalarType> master_type(WeightStorage storage, c10::ScalarTyp
 
 void take_replaced(const Param& param) {
   if (param.type == c10::ScalarType::Undefined || param.working.is_inference()) return;
+  HALFSTEP_CHECK(
+      !param.record || param.working.sizes() == param.record->sizes, "parameter '", param.name,
+      "' has shape ", param.working.sizes(), " now; it was ", at::IntArrayRef(param.record->sizes),
+      ". Masters, moments and sums of gradients have that: build a new MixedPrecision and optimizer "
+      "for a model of another shape.");
   if (param.working.scalar_type() == param.type && param.record &&
       param.record->memory._unsafe_get_target() == param.working.storage().unsafeGetStorageImpl()) {
     param.record->version = param.working._version();
@@ -182,6 +187,7 @@ Param make_checked_param(std::string name, at::Tensor parameter, WeightStorage s
               .storage = storage,
               .type = storage == WeightStorage::Fp32 ? at::kFloat : low,
               .record = std::make_shared<ParamRecord>()};
+  param.record->sizes = param.working.sizes().vec();
   param.working.mutable_grad().reset();
   if (storage == WeightStorage::Fp32) {
     tag_memory(param.working, MemoryClass::Working);

@@ -25,7 +25,7 @@ void GradAccumulator::add_micro_batch(const std::vector<Param>& params, double l
 
 void GradAccumulator::make_sum(Sum& sum, const at::Tensor& working) const {
   // As the parameter lies in memory now: somebody may have laid it out anew, even between two micro-batches.
-  if (sum.values.defined() && sum.values.strides() == working.strides()) return;
+  if (sum.values.defined() && same_layout(sum.values, working)) return;
   const MemoryClassScope memory(MemoryClass::Gradient);
   const auto options = working.options().requires_grad(false);
   const auto lay_out = [&](at::Tensor& tensor, at::ScalarType type) {

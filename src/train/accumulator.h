@@ -19,6 +19,8 @@ class GradAccumulator {
   /// Ends the step's micro-batches: the sums become the parameters' gradients, to be read and dropped as any.
   void close(const std::vector<Param>& params);
   bool closed() const { return closed_; }
+  /// Of this step, so far.
+  int64_t micro_batches() const { return micro_batches_; }
 
   /// Of the closed sums. It says which micro-batch was bad, if one was.
   GradSummary summary(const std::vector<Param>& params, double loss_scale, GradDetail detail) const;

@@ -97,13 +97,23 @@ Contents contents_of(const torch::jit::Module& model) {
   Collector collector;
   for (const auto& item : model.named_parameters()) collector.add_parameter(item.name, item.value);
   for (const auto& item : model.named_buffers()) collector.add_buffer(item.name, item.value);
-  return std::move(collector).collected();
+  Contents contents = std::move(collector).collected();
+  contents.present_buffers = [model] {
+    NamedBuffers present;
+    for (const auto& item : model.named_buffers()) present.emplace_back(item.name, item.value);
+    return present;
+  };
+  return contents;
 }
 
 Contents contents_of(const std::vector<NamedParameter>& parameters) {
   Collector collector;
   for (const auto& [name, tensor] : parameters) {
     HALFSTEP_CHECK(tensor.defined(), "MixedPrecision: parameter '", name, "' is an undefined tensor.");
+    HALFSTEP_CHECK(
+        tensor.is_leaf(), "MixedPrecision: parameter '", name,
+        "' was computed from other tensors, so that backward leaves it without a gradient. Give it as "
+        "tensor.detach().requires_grad_().");
     collector.add_parameter(name, tensor);
   }
   return std::move(collector).collected();
@@ -123,8 +133,29 @@ bool has_become_non_finite(const at::Tensor& now, const at::Tensor& before) {
 
 }  // namespace
 
-BufferGuard::BufferGuard(NamedBuffers buffers) : buffers_(std::move(buffers)), copies_(buffers_.size()) {
+namespace {
+
+/// Of another shape, if forward let it grow, it gets the memory of a copy.
+void put_back(at::Tensor& buffer, const at::Tensor& values) {
+  if (buffer.sizes() == values.sizes() && buffer.scalar_type() == values.scalar_type())
+    buffer.copy_(values);
+  else
+    buffer.set_data(values.clone());
+}
+
+}  // namespace
+
+BufferGuard::BufferGuard(NamedBuffers buffers, std::function<NamedBuffers()> present)
+    : buffers_(std::move(buffers)), present_(std::move(present)), copies_(buffers_.size()) {
   copy_buffers();
+}
+
+void BufferGuard::find_present() {
+  if (!present_ || buffers_.empty()) return;
+  const NamedBuffers present = present_();
+  for (auto& [name, buffer] : buffers_)
+    for (const auto& [present_name, tensor] : present)
+      if (present_name == name && tensor.defined()) buffer = tensor;
 }
 
 void BufferGuard::begin_step() {
@@ -135,6 +166,7 @@ void BufferGuard::begin_step() {
 
 void BufferGuard::copy_buffers() {
   const at::NoGradGuard no_grad;
+  find_present();
   for (std::size_t i = 0; i < buffers_.size(); ++i) {
     const at::Tensor& buffer = buffers_[i].second;
     Copy& copy = copies_[i];
@@ -161,6 +193,7 @@ void BufferGuard::resume_step(const std::vector<at::Tensor>& at_start) {
 
 void BufferGuard::end_step(bool skipped) {
   const at::NoGradGuard no_grad;
+  find_present();
   for (std::size_t i = 0; i < buffers_.size(); ++i) {
     at::Tensor& buffer = buffers_[i].second;
     Copy& copy = copies_[i];
@@ -169,7 +202,7 @@ void BufferGuard::end_step(bool skipped) {
     if (first_step_ && buffer.numel() > kSmallElements && at::equal(buffer, copy.values)) {
       copy = {.wanted = false};
     } else if (skipped || (abandoned_ && has_become_non_finite(buffer, copy.values))) {
-      buffer.copy_(copy.values);
+      put_back(buffer, copy.values);
     }
   }
   first_step_ = false;

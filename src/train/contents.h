@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,7 +22,8 @@ using NamedBuffers = std::vector<std::pair<std::string, at::Tensor>>;
 /// such as a mask, has none from then on, and is not put back if it changes later.
 class BufferGuard {
  public:
-  explicit BufferGuard(NamedBuffers buffers);
+  /// `present`, if given, tells the tensors that the model has now: TorchScript assigns new ones.
+  explicit BufferGuard(NamedBuffers buffers, std::function<NamedBuffers()> present = {});
 
   /// Before the first forward of a step: what the user changed since the last one is kept. Later calls in the
   /// same step do nothing. Without this call, in a loop that opens scopes of its own, a step begins where the
@@ -43,9 +45,13 @@ class BufferGuard {
   /// Goes on in a step that began with these values.
   void resume_step(const std::vector<at::Tensor>& at_start);
 
-  const NamedBuffers& buffers() const { return buffers_; }
+  const NamedBuffers& buffers() {
+    find_present();
+    return buffers_;
+  }
 
  private:
+  void find_present();
   void copy_buffers();
 
   struct Copy {
@@ -54,6 +60,7 @@ class BufferGuard {
   };
 
   NamedBuffers buffers_;
+  std::function<NamedBuffers()> present_;
   std::vector<Copy> copies_;
   bool first_step_ = true, step_begun_ = false, abandoned_ = false;
 };
@@ -62,6 +69,7 @@ class BufferGuard {
 struct Contents {
   std::vector<std::pair<std::string, at::Tensor>> parameters;
   NamedBuffers buffers;
+  std::function<NamedBuffers()> present_buffers{};  // where forward may put others in their place
 };
 
 /// An Error where there is no parameter, where two tensors have one name, and for gradients that will be

@@ -174,7 +174,7 @@ struct MixedPrecision::Impl {
     scaler.options = precision.loss_scaling.value_or(LossScaling{.initial = 1, .floor = 1, .cap = 1});
     scaler.state = initial_state(scaler.options);
     params = take_in(precision, contents);
-    buffers.emplace(std::move(contents.buffers));
+    buffers.emplace(std::move(contents.buffers), std::move(contents.present_buffers));
     if (options.accumulation != Accumulation::None) accumulator.emplace(options.accumulation);
   }
 
@@ -252,10 +252,18 @@ void MixedPrecision::set_loss_scaling(const LossScaling& options) {
                  " has no loss scale to set rules for. Precision::fp16() has.");
   options.check();
   impl_->check_advanced("set_loss_scaling");
-  impl_->precision.loss_scaling = impl_->scaler.options = options;
   LossScaling from_here = options;
   from_here.initial = std::clamp(loss_scale(), options.floor, options.cap);
-  impl_->scaler.state.loss_scale = initial_state(from_here).loss_scale;  // as FP32 holds it
+  const double scale = initial_state(from_here).loss_scale;  // as FP32 holds it
+  const bool has_gradients =
+      impl_->backward_ran || (impl_->accumulator && impl_->accumulator->micro_batches() > 0);
+  HALFSTEP_CHECK(!has_gradients || scale == loss_scale(),
+                 "MixedPrecision: set_loss_scaling would move the loss "
+                 "scale from ",
+                 loss_scale(), " to ", scale,
+                 ", and gradients of this step carry the first. Call it between steps, after advance.");
+  impl_->precision.loss_scaling = impl_->scaler.options = options;
+  impl_->scaler.state.loss_scale = scale;
 }
 
 void MixedPrecision::backward(const at::Tensor& loss, BackwardOptions options) {
@@ -320,17 +328,17 @@ void MixedPrecision::advance(const GradSummary& grads) {
       impl_->inspected || !grads.any(),
       "MixedPrecision: advance, but inspect_grads was not called since the last advance. Call each "
       "of them once a step: inspect_grads, optimizer.step, advance.");
+  auto& [options, state] = impl_->scaler;
+  HALFSTEP_CHECK(!grads.any() || grads.loss_scale() == state.loss_scale,
+                 "MixedPrecision: advance with gradients that carry a loss "
+                 "scale of ",
+                 grads.loss_scale(), "; the present one is ", state.loss_scale,
+                 ". Call it once a step, with what inspect_grads returned in that step.");
   if (impl_->inspected && grads.any()) impl_->weights.end_step(impl_->params);
   if (impl_->accumulator) impl_->accumulator->begin_step();
   impl_->inspected = impl_->backward_ran = false;
   impl_->buffers->end_step(/*skipped=*/grads.any() && !grads.finite());
   if (!grads.any()) return;  // neither a clean step nor a skipped one
-  auto& [options, state] = impl_->scaler;
-  HALFSTEP_CHECK(grads.loss_scale() == state.loss_scale,
-                 "MixedPrecision: advance with gradients that carry a loss "
-                 "scale of ",
-                 grads.loss_scale(), "; the present one is ", state.loss_scale,
-                 ". Call it once a step, with what inspect_grads returned in that step.");
   state = next_state(options, state, grads.finite());
   scaling::check_skip_limit("MixedPrecision", options, state, grads.first_bad());
 }
@@ -377,6 +385,12 @@ void MixedPrecision::load_state_dict(const StateDict& saved) {
                                   (name.starts_with(kStartOfStepPrefix) &&
                                    present.contains(kBufferPrefix + name.substr(kStartOfStepPrefix.size()))));
   };
+  // First: another precision has other names, and the list of those would not say why.
+  for (const char* name : {"precision", "weights"})
+    HALFSTEP_CHECK(!saved.contains(name) || saved.text(name) == present.text(name),
+                   "MixedPrecision: the saved state is of ", name, " ", saved.text(name), ", this one is ",
+                   present.text(name),
+                   ". Build it with the same, or take the weights alone: full_precision.");
   std::vector<std::string_view> names;
   for (const auto& [name, value] : present)
     if (!is_of_a_step(name)) names.push_back(name);
@@ -385,9 +399,6 @@ void MixedPrecision::load_state_dict(const StateDict& saved) {
   saved.expect_exactly("MixedPrecision", names);
 
   Faults faults;
-  for (const char* name : {"precision", "weights"})
-    faults.expect(saved.text(name) == present.text(name), "'", name, "' is ", saved.text(name), ", expected ",
-                  present.text(name));
   for (const Param& param : impl_->params) {
     faults.expect_like("working." + param.name, saved.tensor("working." + param.name), param.working);
     if (!param.master.defined()) continue;

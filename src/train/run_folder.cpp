@@ -109,7 +109,7 @@ int64_t bytes_of(const Checkpoint& checkpoint) {
   for (const auto& [name, part] : checkpoint.parts)
     for (const auto& [key, value] : part)
       if (const auto* tensor = std::get_if<at::Tensor>(&value))
-        bytes += static_cast<int64_t>(tensor->nbytes());
+        if (tensor->defined()) bytes += static_cast<int64_t>(tensor->nbytes());
   return bytes;
 }
 
@@ -334,7 +334,7 @@ void RunFolder::save(Checkpoint checkpoint) {
     const SaveReport report = checkpoints_.save_async(std::move(checkpoint));
     saving_ = {
         .step = step, .tensor_bytes = static_cast<int64_t>(report.tensor_bytes), .begun = seconds_here()};
-  } catch (const Error& error) {
+  } catch (const FileError& error) {  // any other is no matter of the disk, and would come again
     note_failed_save(step, error.what());
   }
 }

@@ -118,7 +118,9 @@ class Trainer::Impl::Run {
 
  private:
   RunEnd take_steps() {
-    if (step_ == 0) tell(evaluation_after(0));
+    // Before the first step, to see what the run changes; and where an earlier process was to evaluate and
+    // failed.
+    if (!training_.evaluated_at(step_)) tell(evaluation_after(step_));
     while (!trainer_.last(step_)) {
       // Right after going back nothing could be saved, and the batches that are left out would be forgotten.
       const bool may_stop = !just_went_back_;
@@ -181,7 +183,14 @@ class Trainer::Impl::Run {
   void tell_step() {
     StepRecord& record = *latest_;
     record.seconds = folder_.seconds();
-    const auto evaluation = evaluation_after(step_);
+    std::optional<EvaluationRecord> evaluation;
+    try {
+      evaluation = evaluation_after(step_);
+    } catch (...) {
+      folder_.write(record);  // the step was taken, and may be saved
+      watcher_.step(record);
+      throw;
+    }
     if (evaluation) record.evaluation_loss = evaluation->loss;
     if (due(step_, config_.log.every) || record.skipped || evaluation || trainer_.last(step_))
       folder_.write(record);

@@ -97,8 +97,8 @@ StepRecord Training::step(int64_t number, EventFile* histograms) {
   skip_limit_.reset();
   PhaseClock clock;
   for (int64_t batch = 0; batch < config_.train.accumulation; ++batch) {
+    between_steps_ = false;  // before: a task that throws may have counted the batch
     task_->take_batch();
-    between_steps_ = false;
     clock.lap(record.phases.data);
     const at::Tensor loss = precision_.forward([&] { return task_->loss(); });
     record.loss += loss.item<double>() / batches;
@@ -219,15 +219,19 @@ void Training::restore(const Checkpoint& checkpoint) {
                .went_back_to = progress.integer("went_back_to"),
                .without_gain = progress.integer("without_gain"),
                .best_loss = progress.real("best_loss")};
+  if (checkpoint.score)
+    progress_.evaluated_step = checkpoint.step, progress_.evaluated_loss = *checkpoint.score;
   skip_limit_.reset();
   between_steps_ = true;
 }
 
 void Training::go_back(const Checkpoint& checkpoint) {
   const StateDict position = task_->state_dict();
+  const StateDict random = random_state();  // a task may draw its batches from it
   const int64_t rollbacks = progress_.rollbacks;
   restore(checkpoint);
-  task_->load_state_dict(position);
+  task_->move_data_to(position);
+  load_random_state(random);
   progress_.rollbacks = rollbacks + 1;
   progress_.went_back_to = checkpoint.step;
 }

@@ -50,11 +50,15 @@ class Training {
     return progress_.evaluated_step == step && progress_.without_gain == 0;
   }
 
+  /// Here or before the checkpoint that was restored.
+  bool evaluated_at(int64_t step) const { return progress_.evaluated_step == step; }
+
   /// With the loss of an evaluation after this step as its score.
   Checkpoint checkpoint(int64_t step) const;
   /// All that was saved, but the options of the configuration: those are carried out from here on.
   void restore(const Checkpoint& checkpoint);
-  /// The same, but data goes on where it is: the batches since the checkpoint are left out.
+  /// The same, but data and random numbers go on where they are: the batches since the checkpoint are left
+  /// out.
   void go_back(const Checkpoint& checkpoint);
   int64_t rollbacks() const { return progress_.rollbacks; }
   /// The step of the last rollback's checkpoint, if there was one.

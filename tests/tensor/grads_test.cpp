@@ -21,6 +21,17 @@ TEST(InspectGrads, NormOfFp16GradientsDoesNotOverflow) {
   EXPECT_DOUBLE_EQ(inspect_grads({param}).norm(), 600000.0);  // 60000 = 1875 * 32 is an FP16 number
 }
 
+// Four ranks have summed: the mean has a quarter of the norm, and that is what is clipped.
+TEST(GradMultiplier, ClipsWhatTheFactorLeaves) {
+  const Param mean = with_grad("w", torch::full({4}, 3.0)), sum = with_grad("w", torch::full({4}, 12.0));
+  for (const double max_norm : {100.0, 6.0, 1.5})
+    EXPECT_NEAR(inspect_grads({sum}).clipped_to(max_norm).times(0.25).value() * 12,
+                inspect_grads({mean}).clipped_to(max_norm).value() * 3, 1e-12)
+        << max_norm;
+  EXPECT_NE(error_of([&] { (void)GradMultiplier(inspect_grads({mean}), NAN); }).find("expected a positive"),
+            std::string::npos);
+}
+
 TEST(InspectGrads, ParameterThatIsListedTwiceCountsOnce) {
   const Param param = with_grad("w", torch::full({4}, 3.0));
   EXPECT_DOUBLE_EQ(inspect_grads({param, param}).norm(), 6.0);

@@ -56,6 +56,87 @@ TEST(CallOrder, PlainBackwardUnderALossScaleIsRefused) {
   EXPECT_TRUE(says(error_of([&] { (void)mp.inspect_grads(); }), "does not carry the loss scale"));
 }
 
+TEST(CallOrder, FreeInspectionOfScaledGradientsNeedsTheirScale) {
+  const auto model = fresh_model();
+  MixedPrecision mp(fp16_from(256), *model, kHere);
+  mp.backward(mp.forward([&] { return batch_loss(*model); }));
+  EXPECT_TRUE(says(error_of([&] { (void)inspect_grads(mp.params()); }), "carries a loss scale"));
+  EXPECT_EQ(inspect_grads(mp.params(), mp.loss_scale()).norm(), mp.inspect_grads().norm());
+}
+
+TEST(CallOrder, ALossScaleThatGradientsCarryCannotBeSet) {
+  for (const Accumulation accumulation : {Accumulation::None, Accumulation::Fp32}) {
+    const auto model = fresh_model();
+    MixedPrecision mp(fp16_from(65536), *model, {.autocast = kAnyMachine, .accumulation = accumulation});
+    mp.backward(mp.forward([&] { return batch_loss(*model); }));
+    const LossScaling capped{.initial = 1024, .cap = 1024};
+    EXPECT_TRUE(
+        says(error_of([&] { mp.set_loss_scaling(capped); }), "gradients of this step carry the first"));
+    EXPECT_EQ(mp.loss_scale(), 65536);
+    mp.set_loss_scaling({.growth_interval = 7});  // the scale stays
+    mp.zero_grad();
+    mp.set_loss_scaling(capped);
+    EXPECT_EQ(mp.loss_scale(), 1024);
+  }
+}
+
+TEST(CallOrder, AdvanceWithAnothersGradientsChangesNothing) {
+  const auto model = fresh_model(), other = fresh_model();
+  MixedPrecision mp(fp16_from(256), *model, kHere), other_mp(fp16_from(512), *other, kHere);
+  AdamW optimizer(mp.params());
+  mp.backward(mp.forward([&] { return batch_loss(*model); }));
+  other_mp.backward(other_mp.forward([&] { return batch_loss(*other); }));
+  const auto grads = mp.inspect_grads(), others = other_mp.inspect_grads();
+  (void)optimizer.step(grads.unclipped());
+  EXPECT_TRUE(says(error_of([&] { mp.advance(others); }), "carry a loss scale of 512"));
+  EXPECT_EQ(error_of([&] { mp.advance(grads); }), "no error");
+}
+
+TEST(CallOrder, AParameterOfAnotherShapeIsRefused) {
+  for (const Accumulation accumulation : {Accumulation::None, Accumulation::Fp32, Accumulation::Bf16Kahan})
+    for (const Precision& precision : {Precision::fp32(), Precision::bf16()})
+      for (const int64_t rows : {3, 40000}) {
+        torch::nn::Embedding table(7, 64);
+        MixedPrecision mp(precision, table, {.autocast = kAnyMachine, .accumulation = accumulation});
+        AdamW optimizer(mp.params());
+        const auto step = [&] {
+          mp.backward(mp.forward([&] { return table(torch::arange(3)).sum(); }));
+          mp.close_sum();
+          const auto grads = mp.inspect_grads();
+          (void)optimizer.step(grads.unclipped());
+          mp.advance(grads);
+          optimizer.zero_grad();
+        };
+        step();
+        table->weight.set_data(torch::ones({rows, 64}, table->weight.scalar_type()));
+        EXPECT_TRUE(says(error_of(step), "'weight' has shape")) << precision.name() << " " << rows;
+      }
+}
+
+TEST(CallOrder, ABufferThatGrewInASkippedStepIsPutBack) {
+  struct Grows : torch::nn::Module {
+    Grows()
+        : linear(register_module("linear", torch::nn::Linear(4, 1))),
+          seen(register_buffer("seen", torch::ones({1}))) {}
+    at::Tensor loss(const at::Tensor& x) {
+      const at::NoGradGuard no_grad;
+      seen.resize_({seen.numel() + 1});
+      const at::AutoGradMode grad(true);
+      return linear(x).to(at::kFloat).mean();
+    }
+    torch::nn::Linear linear;
+    at::Tensor seen;
+  } model;
+  MixedPrecision mp(fp16_from(256), model, kHere);
+  AdamW optimizer(mp.params());
+  mp.backward(mp.forward([&] { return model.loss(torch::full({2, 4}, INFINITY)); }));
+  const auto grads = mp.inspect_grads();
+  EXPECT_FALSE(optimizer.step(grads.unclipped()).stepped());
+  mp.advance(grads);
+  EXPECT_EQ(model.seen.numel(), 1);
+  EXPECT_EQ(mp.loss_scale(), 128);
+}
+
 TEST(CallOrder, PlainBackwardBesideAnAccumulationIsRefused) {
   const auto model = fresh_model();
   MixedPrecision mp(Precision::bf16(), *model, {.autocast = kAnyMachine, .accumulation = Accumulation::Fp32});

@@ -96,7 +96,43 @@ TEST(ScriptModule, SkippedStepPutsItsBuffersBack) {
   EXPECT_TRUE(testing::bit_equal(module.attr("1").toModule().buffers().begin().operator*(), mean));
 }
 
+TEST(ScriptModule, BuffersThatForwardAssignsAreSavedAndPutBack) {
+  const testing::ScratchFolder scratch;
+  const std::string file = scratch / "module.pt";
+  (void)testing::ask_python(
+      "tests/train/script_module.py",
+      {{"file", file}, {"type", "half"}, {"steps", 0}, {"samples", 0}, {"remembers", true}});
+  torch::jit::Module module = torch::jit::load(file), other = torch::jit::load(file);
+  TrainStep step(precision_of("half"), module, AdamWOptions{}, kHere);
+  const auto loss_of = [](torch::jit::Module& model, const Batch& batch) {
+    return at::cross_entropy_loss(model.forward({batch.x}).toTensor(), batch.target);
+  };
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(step([&] { return loss_of(module, batch_of(i)); }).stepped());
+  const StateDict saved = step.mixed_precision().state_dict();
+  EXPECT_EQ(saved.tensor("buffer.calls").item<int64_t>(), 3);
+  EXPECT_TRUE(testing::bit_equal(saved.tensor("buffer.mean"), module.attr("mean").toTensor()));
+
+  Batch bad = batch_of(3);
+  bad.x[0][0] = INFINITY;
+  EXPECT_FALSE(step([&] { return loss_of(module, bad); }).stepped());
+  EXPECT_EQ(module.attr("calls").toTensor().item<int64_t>(), 3);
+  EXPECT_TRUE(testing::bit_equal(module.attr("mean").toTensor(), saved.tensor("buffer.mean")));
+
+  TrainStep resumed(precision_of("half"), other, AdamWOptions{}, kHere);
+  ASSERT_TRUE(resumed([&] { return loss_of(other, batch_of(0)); }).stepped())
+      << "its buffers are others by now";
+  resumed.mixed_precision().load_state_dict(saved);
+  EXPECT_EQ(other.attr("calls").toTensor().item<int64_t>(), 3);
+  EXPECT_TRUE(testing::bit_equal(other.attr("mean").toTensor(), saved.tensor("buffer.mean")));
+}
+
 TEST(ParameterList, RefusesWhatIsNoParameter) {
+  EXPECT_NE(testing::error_of([] {
+              const at::Tensor computed = torch::ones({3}).requires_grad_() * 0.1;
+              MixedPrecision(Precision::bf16(), std::vector<NamedParameter>{{"w", computed}},
+                             {.autocast = testing::kAnyMachine});
+            }).find("'w' was computed from other tensors"),
+            std::string::npos);
   EXPECT_NE(testing::error_of([] {
               MixedPrecision(Precision::fp32(), std::vector<NamedParameter>{{"w", at::Tensor()}});
             }).find("'w' is an undefined tensor"),

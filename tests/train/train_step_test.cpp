@@ -109,6 +109,49 @@ TEST(TrainStep, AFunctionThatThrowsMakesNoStep) {
   }
 }
 
+TEST(TrainStep, AStepThatIsRefusedCanBeFollowedByAnother) {
+  const auto disturbed = fresh_model(), calm = fresh_model();
+  const TrainStepOptions options{.precision = {.autocast = kAnyMachine}};
+  TrainStep step(Precision::bf16(), *disturbed, SgdOptions{.lr = 0.1}, options);
+  TrainStep calm_step(Precision::bf16(), *calm, SgdOptions{.lr = 0.1}, options);
+  EXPECT_NE(error_of([&] {
+              (void)step([&] {
+                const at::Tensor loss = batch_loss(*disturbed, 1);
+                disturbed->parameters()[0].mutable_grad() = torch::ones({1});  // of another shape
+                return loss;
+              });
+            }),
+            "no error");
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_TRUE(step([&] { return batch_loss(*disturbed, i); }).stepped());
+    ASSERT_TRUE(calm_step([&] { return batch_loss(*calm, i); }).stepped());
+  }
+  EXPECT_TRUE(same_weights(step.mixed_precision(), calm_step.mixed_precision()));
+}
+
+TEST(TrainStep, GradientsOfParametersThatNoOptimizerHasAreDropped) {
+  const auto model = fresh_model();
+  MixedPrecision mp(Precision::fp32(), *model);
+  std::vector<Param> some(mp.params().begin(), mp.params().begin() + 1);
+  SGD optimizer(some, {.lr = 0});
+  TrainStep step(std::move(mp), std::move(optimizer));
+  const auto norm = [&] { return step([&] { return batch_loss(*model, 1); }).grad_norm(); };
+  const double first = norm();
+  EXPECT_EQ(norm(), first) << "of the same batch, with the same weights";
+  EXPECT_EQ(norm(), first);
+}
+
+TEST(TrainStep, StallsThatWereAskedForAreNoneInASkippedStep) {
+  const auto model = fresh_model();
+  Precision fp16 = Precision::fp16();
+  fp16.loss_scaling->initial = 0x1p60;
+  TrainStep step(fp16, *model, AdamWOptions{}, {.precision = {.autocast = kAnyMachine}});
+  const auto report = step([&] { return batch_loss(*model, 1); }, {.stalls = true});
+  ASSERT_FALSE(report.stepped());
+  EXPECT_TRUE(report.stalls().empty());
+  EXPECT_EQ(report.stall().updates, 0);
+}
+
 TEST(TrainStep, TakesPiecesThatWereBuiltBefore) {
   const auto model = fresh_model(), other = fresh_model();
   MixedPrecision mp(Precision::bf16(), *model, {.autocast = kAnyMachine});
