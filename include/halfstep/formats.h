@@ -163,7 +163,7 @@ struct StochasticKey {
 };
 
 /// The code of `value`. E8M0 is refused: a block scale is chosen by e8m0_floor or e8m0_ceil. Stochastic
-/// rounding is refused: it needs a key, see encode_stochastic.
+/// rounding is refused: it needs a key, see encode_float_stochastic.
 HALFSTEP_API std::uint32_t encode_float(float value, Format format, CastMode mode = {});
 
 /// The code of element number `element` of the tensor that `key` names. `mode.rounding` must be Stochastic.

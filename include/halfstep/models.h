@@ -1,7 +1,7 @@
 // Known models: GPT-2, Llama and its relatives from and to Hugging Face folders, and a ResNet-18.
 //
 //   halfstep::Llama model(halfstep::LlamaConfig{.hidden_size = 768}, /*seed=*/1);   // new weights
-//   const auto mistral = halfstep::load_pretrained("Mistral-7B");                   // any family
+//   const auto qwen = halfstep::load_pretrained("Qwen3-0.6B");                      // any family
 //   model->apply([](torch::nn::Module& module) { ... });
 //
 // Ordinary torch::nn::Modules in module holders, with Hugging Face's (torchvision's) parameter names:

@@ -15,7 +15,7 @@ namespace halfstep {
 struct RunPlan {
   std::string model;  ///< "gpt2: 6 blocks of width 384"
   int64_t parameters = 0;
-  std::string precision;        ///< "BF16, weights split_master, moments fp32"
+  std::string precision;        ///< "BF16, weights split master, moments fp32"
   std::string data;             ///< "10,741,003 tokens to train on, 565,210 held out"
   std::string folder;           ///< where it writes
   std::string unit = "tokens";  ///< what its batches are counted in

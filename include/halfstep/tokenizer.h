@@ -63,8 +63,6 @@ class HALFSTEP_API Tokenizer {
   int64_t vocabulary_size() const;
   /// The token that stands for these bytes: " the", "<|endoftext|>".
   std::optional<int32_t> id_of(std::string_view token) const;
-  /// Tokens that are found in the text before it is cut into words, by id.
-  std::vector<std::pair<int32_t, std::string>> added_tokens() const;
 
  private:
   friend class TokenStream;

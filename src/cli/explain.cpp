@@ -26,13 +26,13 @@ constexpr std::pair<OpRule, const char*> kHeadings[] = {
     {OpRule::AsIs, "AS IS: inputs are left alone"},
 };
 
-bool differs_from_engine(const OpRow& row) {
+bool differs_from_stock(const OpRow& row) {
   return !agrees_with_stock(row.rule, row.stock_cpu) || !agrees_with_stock(row.rule, row.stock_cuda);
 }
 
 Rows rows_to_show(bool only_differences) {
   Rows rows(op_table().begin(), op_table().end());
-  if (only_differences) std::erase_if(rows, [](const OpRow& row) { return !differs_from_engine(row); });
+  if (only_differences) std::erase_if(rows, [](const OpRow& row) { return !differs_from_stock(row); });
   return rows;
 }
 

@@ -1,6 +1,5 @@
-#include "data_files/token_file.h"
-
 #include <halfstep/error.h>
+#include <halfstep/token_file.h>
 
 #include <algorithm>
 #include <array>
@@ -15,9 +14,23 @@
 namespace halfstep {
 namespace {
 
-using files::kLlmcHeaderBytes;
-using files::kLlmcMarks;
-using files::LlmcMark;
+constexpr size_t kLlmcHeaderWords = 256;
+constexpr size_t kLlmcHeaderBytes = kLlmcHeaderWords * sizeof(int32_t);
+
+struct LlmcMark {
+  TokenFormat format;
+  int32_t magic;
+  int32_t version;
+};
+
+// From llm.c's dev/data/data_common.py.
+constexpr LlmcMark kLlmcMarks[] = {{TokenFormat::Llmc16, 20240520, 1}, {TokenFormat::Llmc32, 20240801, 7}};
+
+constexpr const LlmcMark* mark_of(TokenFormat format) {
+  for (const LlmcMark& mark : kLlmcMarks)
+    if (mark.format == format) return &mark;
+  return nullptr;
+}
 
 constexpr size_t kBlockTokens = 4096;
 
@@ -37,7 +50,7 @@ TokenFormat format_of(std::span<const std::byte> bytes, const TokenFileOptions& 
 
 // Where the ids begin. A header that does not fit its file is refused.
 size_t check_header(std::span<const std::byte> bytes, TokenFormat format, const std::string& path) {
-  const LlmcMark* const mark = files::mark_of(format);
+  const LlmcMark* const mark = mark_of(format);
   const auto width = static_cast<size_t>(bytes_per_token(format));
   if (mark == nullptr) {
     HALFSTEP_CHECK(bytes.size() % width == 0, path, ": ", bytes.size(),
@@ -210,10 +223,10 @@ struct TokenFileWriter::State {
 
   /// Once to make room for it, once when the count is known.
   void write_header() {
-    const files::LlmcMark* const mark = files::mark_of(format);
+    const LlmcMark* const mark = mark_of(format);
     if (mark == nullptr) return;
-    const std::array<int32_t, files::kLlmcHeaderWords> words = {mark->magic, mark->version,
-                                                                static_cast<int32_t>(count)};
+    const std::array<int32_t, kLlmcHeaderWords> words = {mark->magic, mark->version,
+                                                         static_cast<int32_t>(count)};
     const auto bytes = std::as_bytes(std::span(words));
     count == 0 ? file.write(bytes) : file.write_at(0, bytes);
   }
@@ -228,7 +241,7 @@ void check_writable(const std::filesystem::path& path, TokenFormat format, int64
                  vocabulary_size, " does not fit into ", to_string(format), ", whose ids have ",
                  8 * bytes_per_token(format), " bits. Use raw32 or llmc32.");
   HALFSTEP_CHECK(
-      files::mark_of(format) == nullptr || !files::is_stream(path), path.string(),
+      mark_of(format) == nullptr || !files::is_stream(path), path.string(),
       ": is a pipe or a device, and llm.c's header counts the ids that follow it, which is known only "
       "at the end. Write a regular file, or raw16 or raw32.");
 }
@@ -255,7 +268,7 @@ void TokenFileWriter::append(std::span<const int32_t> ids) {
                    state_->count + static_cast<int64_t>(i), " is ", ids[i], ", outside the vocabulary of ",
                    state_->vocabulary_size, ".");
   const int64_t count = state_->count + static_cast<int64_t>(ids.size());
-  HALFSTEP_CHECK(files::mark_of(state_->format) == nullptr || count <= std::numeric_limits<int32_t>::max(),
+  HALFSTEP_CHECK(mark_of(state_->format) == nullptr || count <= std::numeric_limits<int32_t>::max(),
                  state_->path.string(), ": llm.c's header counts at most ",
                  std::numeric_limits<int32_t>::max(), " ids. Write several files, or raw16 or raw32.");
   if (bytes_per_token(state_->format) == 4) {

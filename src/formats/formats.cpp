@@ -33,32 +33,34 @@ std::uint32_t encode_bits(std::uint32_t bits, Format format, CastMode mode, std:
     case Format::E8M0:
       break;
   }
-  HALFSTEP_CHECK(format != Format::E8M0,
-                 "encode: E8M0 holds block scales, which are chosen rather than rounded. Use e8m0_floor or "
-                 "e8m0_ceil.");
-  HALFSTEP_BUG("encode: no format has number ", static_cast<int>(format));
+  HALFSTEP_CHECK(
+      format != Format::E8M0,
+      "encode_float: E8M0 holds block scales, which are chosen rather than rounded. Use e8m0_floor or "
+      "e8m0_ceil.");
+  HALFSTEP_BUG("encode_float: no format has number ", static_cast<int>(format));
 }
 
 }  // namespace
 
 std::uint32_t encode_float(float value, Format format, CastMode mode) {
   HALFSTEP_CHECK(mode.rounding != Rounding::Stochastic,
-                 "encode: stochastic rounding needs to know whose random bits to use. Call encode_stochastic "
-                 "with a key and the element's index.");
+                 "encode_float: stochastic rounding needs to know whose random bits to use. Call "
+                 "encode_float_stochastic with a key and the element's index.");
   return encode_bits(std::bit_cast<std::uint32_t>(value), format, mode, 0);
 }
 
 std::uint32_t encode_float_stochastic(float value, Format format, CastMode mode, StochasticKey key,
                                       std::uint64_t element) {
   HALFSTEP_CHECK(mode.rounding == Rounding::Stochastic,
-                 "encode_stochastic: mode.rounding is not Stochastic. Use encode for the other roundings.");
+                 "encode_float_stochastic: mode.rounding is not Stochastic. Use encode_float for the other "
+                 "roundings.");
   return encode_bits(std::bit_cast<std::uint32_t>(value), format, mode, random_bits(key, element));
 }
 
 float decode_float(std::uint32_t code, Format format) {
   const FormatTraits& t = traits(format);
-  HALFSTEP_CHECK(t.bits == 32 || code >> t.bits == 0, "decode: ", t.name, " has ", t.bits, "-bit codes, got ",
-                 code, ".");
+  HALFSTEP_CHECK(t.bits == 32 || code >> t.bits == 0, "decode_float: ", t.name, " has ", t.bits,
+                 "-bit codes, got ", code, ".");
 
   const bool negative = t.has_sign && (code >> (t.bits - 1)) & 1;
   const std::uint32_t sign = negative ? 0x80000000 : 0;

@@ -46,7 +46,7 @@ enum class Drawn {
 
 struct Series {
   std::string name{};  ///< may be empty if there is one series: the title says what it is
-  int colour = 1;      ///< 1 to 8: see page_style.cpp
+  int colour = 1;      ///< 1 to 8: see page_parts.cpp
   Drawn drawn = Drawn::Line;
   std::vector<Point> points{};
   std::vector<int64_t>

@@ -128,13 +128,6 @@ std::optional<int32_t> Tokenizer::id_of(std::string_view token) const {
   return std::nullopt;
 }
 
-std::vector<std::pair<int32_t, std::string>> Tokenizer::added_tokens() const {
-  std::vector<std::pair<int32_t, std::string>> tokens;
-  for (const auto& [token, id] : state_->definition.id_of_added) tokens.emplace_back(id, token);
-  std::ranges::sort(tokens);
-  return tokens;
-}
-
 TokenStream::TokenStream(Tokenizer tokenizer) : tokenizer_(std::move(tokenizer)) {}
 
 void TokenStream::feed(std::string_view part, std::vector<int32_t>& ids) {

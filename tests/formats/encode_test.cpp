@@ -146,6 +146,13 @@ TEST(Encode, RefusesWhatNeedsAnotherCall) {
   EXPECT_THROW((void)encode_float(1, Format::E8M0), Error);
   EXPECT_THROW((void)encode_float(1, Format::E4M3, {.rounding = Rounding::Stochastic}), Error);
   EXPECT_THROW((void)encode_float_stochastic(1, Format::E4M3, {}, {}, 0), Error);
+  try {
+    (void)encode_float(1, Format::E4M3, {.rounding = Rounding::Stochastic});
+    ADD_FAILURE() << "no Error";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("Call encode_float_stochastic"), std::string::npos)
+        << error.what();
+  }
 }
 
 }  // namespace

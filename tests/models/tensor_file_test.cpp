@@ -25,8 +25,8 @@ TEST(TensorFile, EveryTypeButTheSixBitOnesHasAPartnerOfTheSameSize) {
     }
     const auto scalar = scalar_type_of(type);
     EXPECT_EQ(tensor_type_of(scalar), type);
-    const int elements_a_byte = type == TensorType::F4 ? 2 : 1;
-    EXPECT_EQ(static_cast<int>(c10::elementSize(scalar)) * 8, bits_of(type) * elements_a_byte)
+    const int elements_per_byte = type == TensorType::F4 ? 2 : 1;
+    EXPECT_EQ(static_cast<int>(c10::elementSize(scalar)) * 8, bits_of(type) * elements_per_byte)
         << to_string(type);
   }
   EXPECT_NE(error_of([] { (void)tensor_type_of(at::kComplexDouble); }), "no error");

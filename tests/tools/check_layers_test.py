@@ -57,6 +57,12 @@ class CheckLayers(unittest.TestCase):
         self.assertEqual(code, 1, output)
         self.assertIn("--write", output)
 
+    def test_an_edge_that_nobody_uses_fails(self):
+        code, output = check({"docs/architecture.md": ""})
+        self.assertEqual(code, 1, output)
+        self.assertIn("kernels may know base, and includes nothing of it", output)
+        self.assertNotIn("kernels may know formats", output)
+
     def test_torch_below_memory_fails(self):
         for header in ("torch/torch.h", "ATen/Tensor.h", "c10/core/Device.h"):
             self.assert_fault("src/kernels/fast.cpp", f"#include <{header}>\n", header)
