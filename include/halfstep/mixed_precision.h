@@ -161,7 +161,8 @@ class HALFSTEP_API MixedPrecision {
   /// Clean and skipped steps are counted without loss scaling too.
   const LossScaleState& loss_scale_state() const;
   /// How the scale moves from here on: after load_state_dict, which brings the saved rules along. The present
-  /// scale stays, but for a floor above it or a cap below.
+  /// scale stays, but for a floor above it or a cap below. Between steps: where gradients of this step carry
+  /// the scale already, changing it is an Error.
   void set_loss_scaling(const LossScaling& options);
 
   /// Weights with all their bits, buffers, and the loss scale. Loading refuses what does not fit, all at

@@ -8,6 +8,8 @@
 #include <torch/nn/module.h>
 #include <torch/nn/modules/embedding.h>
 
+#include <string_view>
+#include <unordered_map>
 #include <unordered_set>
 
 namespace halfstep::train {
@@ -152,10 +154,11 @@ BufferGuard::BufferGuard(NamedBuffers buffers, std::function<NamedBuffers()> pre
 
 void BufferGuard::find_present() {
   if (!present_ || buffers_.empty()) return;
-  const NamedBuffers present = present_();
+  const NamedBuffers listed = present_();
+  const std::unordered_map<std::string_view, at::Tensor> present(listed.begin(), listed.end());
   for (auto& [name, buffer] : buffers_)
-    for (const auto& [present_name, tensor] : present)
-      if (present_name == name && tensor.defined()) buffer = tensor;
+    if (const auto found = present.find(name); found != present.end() && found->second.defined())
+      buffer = found->second;
 }
 
 void BufferGuard::begin_step() {

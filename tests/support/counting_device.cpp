@@ -20,7 +20,6 @@
 #include <cstring>
 #include <functional>
 #include <mutex>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -235,11 +234,16 @@ void check_scalars(const std::string& op, const Stack& arguments) {
 
 /// Results whose shape depends on values: CUDA's kernels wait for it.
 bool waits_for_shape(const std::string& op, const Stack& arguments) {
-  static constexpr std::string_view kNames[] = {
-      "aten::nonzero",    "aten::masked_select",    "aten::_unique",
-      "aten::_unique2",   "aten::unique_dim",       "aten::unique_consecutive",
-      "aten::equal",      "aten::bincount",         "aten::unique_dim_consecutive",
-      "aten::is_nonzero", "aten::repeat_interleave"};
+  static constexpr std::string_view kNames[] = {"aten::nonzero",
+                                                "aten::masked_select",
+                                                "aten::_unique",
+                                                "aten::_unique2",
+                                                "aten::unique_dim",
+                                                "aten::unique_consecutive",
+                                                "aten::equal",
+                                                "aten::bincount",
+                                                "aten::unique_dim_consecutive",
+                                                "aten::repeat_interleave"};
   if (std::ranges::find(kNames, op) != std::end(kNames)) return true;
   if (op != "aten::_index_put_impl_") return false;  // aten::index calls aten::nonzero itself
   for (const c10::IValue& argument : arguments) {
