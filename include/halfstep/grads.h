@@ -36,23 +36,32 @@ struct GradFindings {
 };
 
 class GradMultiplier;
+struct GradsOnDevice;  ///< Halfstep's own: findings that an accelerator has
 
 /// What one read-only pass over all gradients found: GradFindings, read on request. Copies share
 /// them.
+///
+/// Of gradients on an accelerator the numbers are there, and the first question waits for the device; any()
+/// and without_grad() never do. An optimizer that is given them does not ask.
 class HALFSTEP_API GradSummary {
  public:
   GradSummary() : GradSummary(GradFindings{}) {}
   explicit GradSummary(GradFindings findings)
       : findings_(std::make_shared<const GradFindings>(std::move(findings))) {}
 
-  bool finite() const { return findings_->finite; }
-  bool any() const { return findings_->any; }
-  double norm() const { return findings_->norm; }
-  double loss_scale() const { return findings_->loss_scale; }
-  const std::string& first_bad() const { return findings_->first_bad; }
-  int64_t micro_batch() const { return findings_->micro_batch; }
-  const std::vector<ParamGrad>& params() const { return findings_->params; }
-  const std::vector<std::string>& without_grad() const { return findings_->without_grad; }
+  explicit GradSummary(std::shared_ptr<const GradsOnDevice> grads) : on_device_(std::move(grads)) {}
+
+  bool finite() const { return findings().finite; }
+  bool any() const { return known().any; }
+  double norm() const { return findings().norm; }
+  double loss_scale() const { return findings().loss_scale; }
+  const std::string& first_bad() const { return findings().first_bad; }
+  int64_t micro_batch() const { return findings().micro_batch; }
+  const std::vector<ParamGrad>& params() const { return findings().params; }
+  const std::vector<std::string>& without_grad() const { return known().without_grad; }
+
+  /// Null for gradients on the CPU.
+  const std::shared_ptr<const GradsOnDevice>& on_device() const { return on_device_; }
 
   /// Un-scale only.
   [[nodiscard]] GradMultiplier unclipped() const;
@@ -61,7 +70,11 @@ class HALFSTEP_API GradSummary {
   [[nodiscard]] GradMultiplier clipped_to(double max_norm) const;
 
  private:
-  std::shared_ptr<const GradFindings> findings_;
+  const GradFindings& findings() const;
+  const GradFindings& known() const;
+
+  std::shared_ptr<const GradFindings> findings_{};
+  std::shared_ptr<const GradsOnDevice> on_device_{};
 };
 
 /// Un-scaling and clipping as one number, with the summary of the gradients that it belongs to. A default one
@@ -80,6 +93,8 @@ class HALFSTEP_API GradMultiplier {
   [[nodiscard]] GradMultiplier times(double factor) const;
   /// Without a value: not looked at.
   const std::optional<GradSummary>& grads() const { return grads_; }
+  double max_norm() const { return max_norm_; }  ///< infinity: not clipped
+  double factor() const { return factor_; }
 
  private:
   std::optional<GradSummary> grads_{};

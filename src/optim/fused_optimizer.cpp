@@ -4,10 +4,13 @@
 
 #include <cmath>
 
+#include "optim/device_update.h"
 #include "optim/optimizer_state.h"
 #include "optim/rules.h"
 #include "tensor/dense.h"
+#include "tensor/grads_on_device.h"
 #include "tensor/param_checks.h"
+#include "tensor/update_path.h"
 
 namespace halfstep {
 
@@ -37,6 +40,9 @@ struct FusedOptimizer<Options>::Impl : optim::OptimizerState<Options> {
       slot.storage = this->groups[slot.group].moments;
       if (slot.param.working.requires_grad()) give_moments(slot);
     }
+    if (kernels_serve(this->slots.front().param.working)) return;
+    for (const optim::Slot& slot : this->slots) optim::check_for_device(Rule::kName, slot);
+    on_device.emplace(*this);
   }
 
   /// A frozen parameter has none until it is updated.
@@ -83,6 +89,22 @@ struct FusedOptimizer<Options>::Impl : optim::OptimizerState<Options> {
     return jobs;
   }
 
+  /// On an accelerator: the same without our kernels, and without waiting.
+  bool step_on_device(const GradMultiplier& multiplier) {
+    for (optim::Slot& slot : this->slots) {
+      const at::Tensor& grad = slot.param.working.grad();
+      if (!grad.defined()) continue;
+      take_replaced(slot.param);
+      optim::check_slot(Rule::kName, slot);
+      check_grad(slot.param, grad);
+      give_moments(slot);
+      give_master(slot.param);
+    }
+    return on_device->step(multiplier);
+  }
+
+  std::optional<optim::DeviceUpdate<Options>> on_device{};
+
   static void run(std::vector<Job>& jobs) {
     std::vector<int64_t> counts;
     for (const Job& job : jobs) counts.push_back(job.grad.numel());
@@ -116,6 +138,18 @@ template <typename Options>
 StepReport FusedOptimizer<Options>::step(const GradMultiplier& multiplier, StepOptions options) {
   const at::NoGradGuard no_grad;
   const GradSummary grads = multiplier.grads().value_or(GradSummary());
+  HALFSTEP_CHECK(!impl_->on_device || !options.stalls, Impl::Rule::kName,
+                 ": StepOptions::stalls, but LibTorch's operations, which update parameters on ",
+                 impl_->slots.front().param.working.device(),
+                 ", do not tell which updates were lost. Leave it out there.");
+  if (!multiplier.grads()) impl_->check_not_scaled();
+  if (grads.on_device()) {
+    HALFSTEP_CHECK(impl_->on_device, Impl::Rule::kName, ": the gradients that were inspected are on ",
+                   grads.on_device()->norm.device(),
+                   ", the parameters on the CPU. Give the summary of these "
+                   "parameters' gradients.");
+    return {grads, impl_->step_on_device(multiplier)};
+  }
   std::optional<std::vector<UpdateStall>> stalls;  // of a step without updates: none
   if (options.stalls) stalls.emplace();
   if (!grads.finite()) {
@@ -123,7 +157,6 @@ StepReport FusedOptimizer<Options>::step(const GradMultiplier& multiplier, StepO
       if (slot.param.record) ++slot.param.record->skips;
     return {grads, /*updated=*/false, std::move(stalls)};
   }
-  if (!multiplier.grads()) impl_->check_not_scaled();
   // As the kernels use it. Below the normal numbers it would have fewer bits, or none.
   const double value = multiplier.value();
   const auto value_fp32 = static_cast<float>(value);
@@ -131,6 +164,7 @@ StepReport FusedOptimizer<Options>::step(const GradMultiplier& multiplier, StepO
                  ": the gradient multiplier is ", value,
                  ", expected 0 or a number that FP32 holds in full, from 2^-126 to 2^127. Un-scale and clip "
                  "travel as one number: lower LossScaling::cap, or clip to a larger norm.");
+  if (impl_->on_device) return {grads, impl_->step_on_device(multiplier)};
   auto jobs = impl_->jobs(value);
   if (jobs.empty()) return {grads, /*updated=*/false, std::move(stalls)};
   Impl::run(jobs);
@@ -154,6 +188,7 @@ void FusedOptimizer<Options>::zero_grad() {
 
 template <typename Options>
 int64_t FusedOptimizer<Options>::steps() const {
+  if (impl_->on_device) impl_->on_device->read_counts();
   return impl_->steps;
 }
 
@@ -177,6 +212,7 @@ void FusedOptimizer<Options>::set_options(Options options, size_t group) {
 
 template <typename Options>
 StateDict FusedOptimizer<Options>::state_dict() const {
+  if (impl_->on_device) impl_->on_device->read_counts();
   return optim::saved_form<Options>(*impl_);
 }
 
@@ -184,6 +220,7 @@ template <typename Options>
 void FusedOptimizer<Options>::load_state_dict(const StateDict& saved) {
   const at::NoGradGuard no_grad;
   optim::load<Options>(saved, *impl_);
+  if (impl_->on_device) impl_->on_device->write_counts();
 }
 
 template class FusedOptimizer<AdamWOptions>;

@@ -47,8 +47,6 @@ void check_param(const char* whose, const Param& param) {
   const at::Tensor& working = param.working;
   HALFSTEP_CHECK(!param.name.empty(), whose, ": a parameter has no name; reports and saved states go by it.");
   HALFSTEP_CHECK(working.defined(), whose, ": parameter '", param.name, "' is an undefined tensor.");
-  HALFSTEP_CHECK(working.device().is_cpu(), whose, ": parameter '", param.name, "' is on ", working.device(),
-                 "; this optimizer runs on the CPU in this version.");
   HALFSTEP_CHECK(working.layout() == at::kStrided && working.is_non_overlapping_and_dense(), whose,
                  ": parameter '", param.name, "' is not dense (sizes ", working.sizes(), ", strides ",
                  working.strides(), "): make it so with contiguous().");
@@ -87,6 +85,11 @@ std::vector<Slot> make_slots(const char* whose, const std::vector<const std::vec
       slots.push_back({.param = param, .group = group, .id = id_of(param.name)});
     }
   HALFSTEP_CHECK(!slots.empty(), whose, ": there is no parameter to train.");
+  for (const Slot& slot : slots)
+    HALFSTEP_CHECK(slot.param.working.device() == slots.front().param.working.device(), whose,
+                   ": parameter '", slot.param.name, "' is on ", slot.param.working.device(), ", '",
+                   slots.front().param.name, "' on ", slots.front().param.working.device(),
+                   ". Give each device an optimizer of its own.");
   std::vector<NamedTensor> tensors;
   for (const Slot& slot : slots)
     for (const at::Tensor* tensor : {&slot.param.working, &slot.param.master})
@@ -108,7 +111,7 @@ Moment make_moment(const Param& param, MomentStorage storage) {
   moment.values = at::zeros_like(param.working, param.working.options().dtype(type).requires_grad(false));
   if (storage == MomentStorage::Blockwise8) {
     const int64_t blocks = (param.working.numel() + kMomentBlockElements - 1) / kMomentBlockElements;
-    moment.scales = at::zeros({blocks}, at::kFloat);
+    moment.scales = at::zeros({blocks}, param.working.options().dtype(at::kFloat).requires_grad(false));
   }
   return moment;
 }

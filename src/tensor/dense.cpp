@@ -40,8 +40,8 @@ void check_grad(const Param& param, const at::Tensor& grad) {
       grad.layout() == at::kStrided, "the gradient of '", param.name, "' has layout ", grad.layout(),
       "; Halfstep's optimizers take dense ones. Build the embedding without sparse gradients, or use "
       "GradScaler with a torch::optim optimizer.");
-  HALFSTEP_CHECK(grad.device().is_cpu(), "the gradient of '", param.name, "' is on ", grad.device(),
-                 ", its parameter on the CPU.");
+  HALFSTEP_CHECK(grad.device() == param.working.device(), "the gradient of '", param.name, "' is on ",
+                 grad.device(), ", its parameter on ", param.working.device(), ".");
   HALFSTEP_CHECK(training_format(grad.scalar_type()), "the gradient of '", param.name, "' is ",
                  grad.scalar_type(), "; Halfstep's optimizers take Float, BFloat16 and Half.");
   HALFSTEP_CHECK(grad.sizes() == param.working.sizes(), "the gradient of '", param.name, "' has shape ",

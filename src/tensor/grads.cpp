@@ -3,12 +3,15 @@
 #include <halfstep/step_report.h>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/full.h>
 
 #include <cmath>
 #include <unordered_set>
 
 #include "kernels/update.h"
 #include "tensor/dense.h"
+#include "tensor/grads_on_device.h"
+#include "tensor/update_path.h"
 
 namespace halfstep {
 namespace {
@@ -64,6 +67,11 @@ GradSummary inspect_grads(const std::vector<Param>& params, std::optional<double
   HALFSTEP_CHECK(loss_scale > 0 && std::isfinite(loss_scale), "inspect_grads: loss_scale is ", loss_scale,
                  ", expected a positive number; 1 where the loss was not scaled.");
   const at::NoGradGuard no_grad;
+  if (!params.empty() && !kernels_serve(params.front().working)) {
+    const auto fp32 = at::TensorOptions(params.front().working.device()).dtype(at::kFloat);
+    return inspect_on_device(params, given_loss_scale ? at::full({}, loss_scale, fp32) : at::Tensor(),
+                             detail);
+  }
   std::vector<Inspected> inspected = grads_to_inspect(params);
   sum_squares(inspected);
 
@@ -90,6 +98,9 @@ GradSummary inspect_grads(const std::vector<Param>& params, std::optional<double
   if (bad) found.first_bad = params[bad->param].name;
   return GradSummary(std::move(found));
 }
+
+const GradFindings& GradSummary::findings() const { return on_device_ ? on_device_->read() : *findings_; }
+const GradFindings& GradSummary::known() const { return on_device_ ? on_device_->known : *findings_; }
 
 GradMultiplier GradSummary::unclipped() const { return GradMultiplier(*this); }
 GradMultiplier GradSummary::clipped_to(double max_norm) const { return GradMultiplier(*this, max_norm); }

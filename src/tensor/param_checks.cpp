@@ -1,8 +1,11 @@
 #include "tensor/param_checks.h"
 
+#include <ATen/ops/abs.h>
+#include <ATen/ops/max.h>
 #include <halfstep/error.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 
 #include "kernels/update.h"
@@ -10,7 +13,10 @@
 
 namespace halfstep {
 
-void check_values_fit(const std::string& name, const at::Tensor& values, c10::ScalarType type) {
+namespace {
+
+/// The largest magnitude; nothing where a value is not finite.
+std::optional<double> largest_on_host(const at::Tensor& values) {
   const auto* data = values.const_data_ptr<float>();
   const auto chunks = chunks_of({values.numel()});
   std::atomic<bool> finite = true;
@@ -25,11 +31,24 @@ void check_values_fit(const std::string& name, const at::Tensor& values, c10::Sc
         first, first + chunks[i].count, [](float a, float b) { return std::abs(a) < std::abs(b); }));
     for (float seen = largest; here > seen && !largest.compare_exchange_weak(seen, here);) continue;
   });
-  HALFSTEP_CHECK(finite, "parameter '", name,
+  return finite ? std::optional<double>(largest.load()) : std::nullopt;
+}
+
+/// The same on an accelerator. Waits for it.
+std::optional<double> largest_on_device(const at::Tensor& values) {
+  const double largest = values.numel() == 0 ? 0.0 : values.abs().max().item<double>();
+  return std::isfinite(largest) ? std::optional(largest) : std::nullopt;
+}
+
+}  // namespace
+
+void check_values_fit(const std::string& name, const at::Tensor& values, c10::ScalarType type) {
+  const std::optional<double> largest = values.is_cpu() ? largest_on_host(values) : largest_on_device(values);
+  HALFSTEP_CHECK(largest, "parameter '", name,
                  "' holds an Inf or a NaN. No training recovers from that: mend its initialisation or the "
                  "file that it was loaded from.");
   const double max = traits(*training_format(type)).max;
-  HALFSTEP_CHECK(largest <= max, "parameter '", name, "' holds a value of magnitude ", largest.load(),
+  HALFSTEP_CHECK(*largest <= max, "parameter '", name, "' holds a value of magnitude ", *largest,
                  "; the largest in ", type, " is ", max, ". Scale it down or train in BF16.");
 }
 
@@ -37,9 +56,6 @@ void check_can_be_param(const std::string& name, const at::Tensor& parameter, We
                         c10::ScalarType low) {
   HALFSTEP_CHECK(!name.empty(), "a parameter has no name: reports and saved states go by it.");
   HALFSTEP_CHECK(parameter.defined(), "parameter '", name, "' is an undefined tensor.");
-  HALFSTEP_CHECK(parameter.device().is_cpu(), "parameter '", name, "' is on ", parameter.device(),
-                 "; masters and fused optimizers run on the CPU in this version. Use AutocastScope and "
-                 "GradScaler with a torch::optim optimizer there.");
   HALFSTEP_CHECK(
       parameter.scalar_type() == at::kFloat, "parameter '", name, "' is ", parameter.scalar_type(),
       ", expected Float: the full values are kept before the model is rounded. If a MixedPrecision holds "

@@ -11,8 +11,10 @@
 #include <optional>
 
 #include "kernels/update.h"
+#include "tensor/aten_storage.h"
 #include "tensor/dense.h"
 #include "tensor/param_checks.h"
+#include "tensor/update_path.h"
 
 namespace halfstep {
 namespace {
@@ -33,6 +35,8 @@ std::size_t master_element_bytes(const Param& param) {
 
 void write_values(const Param& param, const at::Tensor& dense_values) {
   const UpdateLayout layout = layout_of(param);
+  if (!kernels_serve(param.working))
+    return store_weights_by_aten(layout.weights, dense_values, param.working, param.master);
   const auto* values = dense_values.const_data_ptr<float>();
   const auto chunks = chunks_of({dense_values.numel()});
   void* const working = param.working.mutable_data_ptr();
@@ -45,6 +49,8 @@ void write_values(const Param& param, const at::Tensor& dense_values) {
 
 at::Tensor weights_of(const Param& param) {
   const at::NoGradGuard no_grad;
+  if (!kernels_serve(param.working))
+    return load_weights_by_aten(layout_of(param).weights, param.working, param.master);
   at::Tensor values =
       at::empty_like(param.working, param.working.options().dtype(at::kFloat).requires_grad(false));
   const UpdateLayout layout = layout_of(param);
@@ -126,6 +132,9 @@ void take_replaced(const Param& param) {
       "' has shape ", param.working.sizes(), " now; it was ", at::IntArrayRef(param.record->sizes),
       ". Masters, moments and sums of gradients have that: build a new MixedPrecision and optimizer "
       "for a model of another shape.");
+  HALFSTEP_CHECK(!param.master.defined() || param.working.device() == param.master.device(), "parameter '",
+                 param.name, "' is on ", param.working.device(), " now, its master on ",
+                 param.master.device(), ". Move the model first, then build its MixedPrecision.");
   if (param.working.scalar_type() == param.type && param.record &&
       param.record->memory._unsafe_get_target() == param.working.storage().unsafeGetStorageImpl()) {
     param.record->version = param.working._version();
@@ -134,9 +143,9 @@ void take_replaced(const Param& param) {
   const c10::InferenceMode as_for_training(false);  // what is made here outlives an evaluation
   const at::NoGradGuard no_grad;
   if (param.working.scalar_type() != param.type) {
-    HALFSTEP_CHECK(param.working.is_floating_point() && param.working.device().is_cpu(), "parameter '",
-                   param.name, "' was replaced by one of type ", param.working.scalar_type(), " on ",
-                   param.working.device(), "; expected ", param.type, " on the CPU.");
+    HALFSTEP_CHECK(param.working.is_floating_point(), "parameter '", param.name,
+                   "' was replaced by one of type ", param.working.scalar_type(), "; expected ", param.type,
+                   ".");
     take_values(param, param.working.detach().to(at::kFloat), /*may_be_its_own=*/true);
   } else if (const auto wider = wider_type_under(param)) {
     const at::Tensor loaded =
@@ -151,7 +160,7 @@ void note_update(const Param& param) {
   param.working.unsafeGetTensorImpl()->bump_version();
   if (!param.record) return;
   ++param.record->updates;
-  param.record->version = param.working._version();
+  param.record->version = param.record->updated_version = param.working._version();
 }
 
 Param make_param(std::string name, at::Tensor parameter, WeightStorage storage, c10::ScalarType low) {
@@ -207,6 +216,7 @@ Param make_checked_param(std::string name, at::Tensor parameter, WeightStorage s
   }
   write_values(param, full);
   note_memory(param);
+  param.record->updated_version = param.working._version();
   return param;
 }
 
@@ -219,10 +229,10 @@ void set_full_precision(const Param& param, const at::Tensor& values) {
   const at::NoGradGuard no_grad;
   take_replaced(param);
   HALFSTEP_CHECK(values.sizes() == param.working.sizes() && values.scalar_type() == at::kFloat &&
-                     values.device().is_cpu(),
+                     (values.is_cpu() || values.device() == param.working.device()),
                  "parameter '", param.name, "' has shape ", param.working.sizes(),
-                 " and takes Float values on the CPU; given were ", values.scalar_type(), " of shape ",
-                 values.sizes(), " on ", values.device(), ".");
+                 " and takes Float values on the CPU or on ", param.working.device(), "; given were ",
+                 values.scalar_type(), " of shape ", values.sizes(), " on ", values.device(), ".");
   const at::Tensor dense =
       at::empty_like(param.working, param.working.options().dtype(at::kFloat).requires_grad(false))
           .copy_(values);
@@ -230,6 +240,7 @@ void set_full_precision(const Param& param, const at::Tensor& values) {
   write_values(param, dense);
   param.working.unsafeGetTensorImpl()->bump_version();
   note_memory(param);
+  if (param.record) param.record->updated_version = param.working._version();
 }
 
 }  // namespace halfstep

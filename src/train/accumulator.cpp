@@ -1,12 +1,15 @@
 #include "train/accumulator.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_foreach_add.h>
+#include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/empty_like.h>
 #include <halfstep/error.h>
 
 #include "kernels/update.h"
 #include "tensor/dense.h"
 #include "tensor/faults.h"
+#include "tensor/grads_on_device.h"
 
 namespace halfstep::train {
 
@@ -21,6 +24,38 @@ void GradAccumulator::add_micro_batch(const std::vector<Param>& params, double l
   }
   for (const Param& param : params) param.working.mutable_grad().reset();
   ++micro_batches_;
+}
+
+void GradAccumulator::add_micro_batch_on_device(const std::vector<Param>& params,
+                                                const at::Tensor& loss_scale) {
+  const at::NoGradGuard no_grad;
+  const MemoryClassScope memory(MemoryClass::Gradient);
+  on_device_.push_back(inspect_on_device(params, loss_scale, GradDetail::Total));
+  sums_.resize(params.size());
+  std::vector<at::Tensor> begun, to_add, begins, first;
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    const at::Tensor& working = params[i].working;
+    if (!working.grad().defined()) continue;
+    make_sum(sums_[i], working);
+    (sums_[i].begun ? begun : begins).push_back(sums_[i].values);
+    (sums_[i].begun ? to_add : first).push_back(working.grad());
+    sums_[i].begun = true;
+  }
+  if (!begins.empty()) at::_foreach_copy_(begins, first);
+  if (!begun.empty()) {
+    // In two operations: CUDA adds lists of one type in one launch, and lists of two tensor by tensor.
+    std::vector<at::Tensor> in_fp32;
+    for (const at::Tensor& sum : begun) in_fp32.push_back(at::empty_like(sum));
+    at::_foreach_copy_(in_fp32, to_add);
+    at::_foreach_add_(begun, in_fp32);
+  }
+  for (const Param& param : params) param.working.mutable_grad().reset();
+  ++micro_batches_;
+}
+
+GradSummary GradAccumulator::summary_on_device(const std::vector<Param>& params, const at::Tensor& loss_scale,
+                                               GradDetail detail) const {
+  return inspect_on_device(params, loss_scale, detail, on_device_);
 }
 
 void GradAccumulator::make_sum(Sum& sum, const at::Tensor& working) const {
@@ -100,6 +135,7 @@ void GradAccumulator::begin_step() {
   micro_batches_ = 0;
   bad_micro_batch_ = -1;
   bad_parameter_.clear();
+  on_device_.clear();
   closed_ = false;
 }
 

@@ -15,6 +15,9 @@ class GradAccumulator {
   /// Checks the gradients that backward left, adds them to the sums and drops them. Those of a micro-batch
   /// that is not finite are dropped without being added.
   void add_micro_batch(const std::vector<Param>& params, double loss_scale);
+  /// The same on an accelerator, without waiting: there they are added whatever they are, and the sum shows
+  /// it.
+  void add_micro_batch_on_device(const std::vector<Param>& params, const at::Tensor& loss_scale);
 
   /// Ends the step's micro-batches: the sums become the parameters' gradients, to be read and dropped as any.
   void close(const std::vector<Param>& params);
@@ -24,6 +27,8 @@ class GradAccumulator {
 
   /// Of the closed sums. It says which micro-batch was bad, if one was.
   GradSummary summary(const std::vector<Param>& params, double loss_scale, GradDetail detail) const;
+  GradSummary summary_on_device(const std::vector<Param>& params, const at::Tensor& loss_scale,
+                                GradDetail detail) const;
 
   /// The next micro-batch starts a new sum.
   void begin_step();
@@ -48,6 +53,7 @@ class GradAccumulator {
   int64_t micro_batches_ = 0;
   int64_t bad_micro_batch_ = -1;  // the first one
   std::string bad_parameter_;
+  std::vector<GradSummary> on_device_;  // of each micro-batch of this step
   bool closed_ = false;
 };
 

@@ -4,6 +4,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/where.h>
 #include <torch/csrc/jit/api/module.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/embedding.h>
@@ -207,6 +208,21 @@ void BufferGuard::end_step(bool skipped) {
     } else if (skipped || (abandoned_ && has_become_non_finite(buffer, copy.values))) {
       put_back(buffer, copy.values);
     }
+  }
+  first_step_ = false;
+  restart();
+}
+
+void BufferGuard::end_step_on_device(const at::Tensor& finite) {
+  const at::NoGradGuard no_grad;
+  find_present();
+  for (std::size_t i = 0; i < buffers_.size(); ++i) {
+    at::Tensor& buffer = buffers_[i].second;
+    const at::Tensor& values = copies_[i].values;
+    if (buffer.sizes() != values.sizes() || buffer.scalar_type() != values.scalar_type()) continue;
+    const at::Tensor keeps =
+        abandoned_ && buffer.is_floating_point() ? finite.logical_and(buffer.isfinite().all()) : finite;
+    buffer.copy_(at::where(keeps.to(buffer.device()), buffer, values));
   }
   first_step_ = false;
   restart();

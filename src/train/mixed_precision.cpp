@@ -5,15 +5,21 @@
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_amp_update_scale.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <deque>
 #include <mutex>
 
 #include "precision/name_pattern.h"
 #include "scaling/scaler_state.h"
 #include "tensor/faults.h"
+#include "tensor/grads_on_device.h"
 #include "tensor/param_checks.h"
+#include "tensor/update_path.h"
 #include "tensor/vector_math.h"
 #include "train/accumulator.h"
 #include "train/contents.h"
@@ -88,6 +94,35 @@ Float32ProductsGuard::~Float32ProductsGuard() {
 namespace halfstep {
 namespace {
 
+void check_one_device(const std::vector<Param>& params) {
+  const at::Device device = params.front().working.device();
+  for (const Param& param : params)
+    HALFSTEP_CHECK(param.working.device() == device, "MixedPrecision: parameter '", param.name, "' is on ",
+                   param.working.device(), ", '", params.front().name, "' on ", device,
+                   ". Give each device a MixedPrecision of its own.");
+}
+
+/// The loss scale where the gradients are, and the verdicts on past steps that the host has not read. The
+/// host's own state follows when it reads them, by the same arithmetic.
+struct ScaleOnDevice {
+  at::Tensor scale, clean_steps;  // FP32 and Int scalars; undefined without loss scaling
+  std::deque<GradSummary> unread;
+
+  void write(const scaling::ScalerState& scaler, at::Device device) {
+    HALFSTEP_CHECK(scaler.options.hysteresis == 1, "MixedPrecision: LossScaling::hysteresis is ",
+                   scaler.options.hysteresis, "; on ", device,
+                   " it is 1: LibTorch's operation has no other.");
+    scale = at::full({}, scaler.state.loss_scale, at::TensorOptions(device).dtype(at::kFloat));
+    clean_steps = at::full({}, scaler.state.clean_steps, at::TensorOptions(device).dtype(at::kInt));
+  }
+
+  void advance(const LossScaling& options, const at::Tensor& found_inf) {
+    at::_amp_update_scale_(scale, clean_steps, found_inf, options.growth_factor, options.backoff_factor,
+                           options.growth_interval);
+    scale.clamp_(options.floor, options.cap);
+  }
+};
+
 /// A buffer in the memory of a parameter would be left behind when that gets memory of its own type.
 void check_buffers_apart(const Precision& precision, const train::Contents& contents) {
   for (const auto& [name, parameter] : contents.parameters) {
@@ -156,7 +191,8 @@ struct MixedPrecision::Impl {
   std::optional<train::GradAccumulator> accumulator;
   train::WeightWatch weights;
   std::optional<train::BufferGuard> buffers;
-  bool backward_ran = false;  // since the last advance
+  std::optional<ScaleOnDevice> on_device;  // where parameters are not on the CPU
+  bool backward_ran = false;               // since the last advance
   bool inspected = false;
 
   Impl(Precision given, train::Contents contents, MixedPrecisionOptions given_options)
@@ -176,6 +212,43 @@ struct MixedPrecision::Impl {
     params = take_in(precision, contents);
     buffers.emplace(std::move(contents.buffers), std::move(contents.present_buffers));
     if (options.accumulation != Accumulation::None) accumulator.emplace(options.accumulation);
+    check_one_device(params);
+    if (kernels_serve(params.front().working)) return;
+    HALFSTEP_CHECK(
+        options.accumulation != Accumulation::Bf16Kahan,
+        "MixedPrecision: Accumulation::Bf16Kahan is for the CPU. Use Accumulation::Fp32, the same bytes.");
+    on_device.emplace();
+    write_scale();
+  }
+
+  void write_scale() {
+    if (on_device && precision.loss_scaling) on_device->write(scaler, params.front().working.device());
+  }
+
+  /// Brings the host's state up to what the device has told so far; with `wait`, up to now.
+  void take_verdicts(bool wait) {
+    if (!on_device) return;
+    auto& unread = on_device->unread;
+    while (!unread.empty() && (wait || unread.front().on_device()->arrived())) {
+      const GradSummary grads = unread.front();
+      unread.pop_front();
+      scaler.state = next_state(scaler.options, scaler.state, grads.finite());
+      scaling::check_skip_limit("MixedPrecision", scaler.options, scaler.state, grads.first_bad());
+    }
+  }
+
+  /// advance, where only the device knows whether the step was skipped.
+  void advance_on_device(const GradSummary& grads) {
+    weights.end_step(params);
+    if (accumulator) accumulator->begin_step();
+    inspected = backward_ran = false;
+    buffers->end_step_on_device(grads.on_device()->finite);
+    if (precision.loss_scaling) on_device->advance(scaler.options, grads.on_device()->found_inf);
+    on_device->unread.push_back(grads);
+    take_verdicts(/*wait=*/false);
+    // No limit of skipped steps is passed unseen.
+    const int64_t most = scaler.options.max_consecutive_skips;
+    if (most > 0 && static_cast<int64_t>(on_device->unread.size()) >= most) take_verdicts(/*wait=*/true);
   }
 
   /// Autograd would add to it: in the parameter's own low precision, which rounds away what later
@@ -199,6 +272,15 @@ struct MixedPrecision::Impl {
       HALFSTEP_CHECK(!param.working.grad().defined(), "MixedPrecision: inspect_grads, but '", param.name,
                      "' has a gradient that MixedPrecision::backward did not make, so that it does not carry "
                      "the loss scale. Call mp.backward(loss) where the loop calls loss.backward().");
+  }
+
+  GradSummary inspect(GradDetail detail) const {
+    if (on_device)
+      return accumulator ? accumulator->summary_on_device(params, on_device->scale, detail)
+                         : inspect_on_device(params, on_device->scale, detail);
+    const double scale = scaler.state.loss_scale;
+    return accumulator ? accumulator->summary(params, scale, detail)
+                       : halfstep::inspect_grads(params, scale, detail);
   }
 
   void check_advanced(const char* call) const {
@@ -244,8 +326,11 @@ const Precision& MixedPrecision::precision() const { return impl_->precision; }
 const PrecisionSupport& MixedPrecision::support() const {
   return precision_support(impl_->precision.compute);
 }
-double MixedPrecision::loss_scale() const { return impl_->scaler.state.loss_scale; }
-const LossScaleState& MixedPrecision::loss_scale_state() const { return impl_->scaler.state; }
+double MixedPrecision::loss_scale() const { return loss_scale_state().loss_scale; }
+const LossScaleState& MixedPrecision::loss_scale_state() const {
+  impl_->take_verdicts(/*wait=*/true);
+  return impl_->scaler.state;
+}
 
 void MixedPrecision::set_loss_scaling(const LossScaling& options) {
   HALFSTEP_CHECK(impl_->precision.loss_scaling, "MixedPrecision: ", impl_->precision.name(),
@@ -264,6 +349,7 @@ void MixedPrecision::set_loss_scaling(const LossScaling& options) {
                  ", and gradients of this step carry the first. Call it between steps, after advance.");
   impl_->precision.loss_scaling = impl_->scaler.options = options;
   impl_->scaler.state.loss_scale = scale;
+  impl_->write_scale();
 }
 
 void MixedPrecision::backward(const at::Tensor& loss, BackwardOptions options) {
@@ -281,7 +367,10 @@ void MixedPrecision::backward(const at::Tensor& loss, BackwardOptions options) {
   if (!impl_->accumulator) impl_->weights.begin_backward(impl_->params);
   const MemoryClassScope memory(MemoryClass::Gradient);
   // In FP32: 2^16 times a loss of 2 is Inf in FP16.
-  const at::Tensor root = impl_->precision.loss_scaling ? loss.to(at::kFloat) * loss_scale() : loss;
+  at::Tensor root = loss;
+  if (impl_->precision.loss_scaling)
+    root =
+        impl_->on_device ? loss.to(at::kFloat) * impl_->on_device->scale : loss.to(at::kFloat) * loss_scale();
   try {
     root.backward({}, options.retain_graph);
   } catch (...) {
@@ -291,7 +380,9 @@ void MixedPrecision::backward(const at::Tensor& loss, BackwardOptions options) {
     throw;
   }
   impl_->backward_ran = true;
-  if (impl_->accumulator)
+  if (impl_->accumulator && impl_->on_device)
+    impl_->accumulator->add_micro_batch_on_device(impl_->params, impl_->on_device->scale);
+  else if (impl_->accumulator)
     impl_->accumulator->add_micro_batch(impl_->params, loss_scale());
   else
     impl_->weights.end_backward(impl_->params);
@@ -309,8 +400,7 @@ GradSummary MixedPrecision::inspect_grads(GradDetail detail) const {
       !impl_->accumulator || impl_->accumulator->closed(),
       "MixedPrecision: inspect_grads, but the sum of this step's micro-batches is still open. Call "
       "mp.close_sum() after the last backward of a step.");
-  GradSummary summary = impl_->accumulator ? impl_->accumulator->summary(impl_->params, loss_scale(), detail)
-                                           : halfstep::inspect_grads(impl_->params, loss_scale(), detail);
+  const GradSummary summary = impl_->inspect(detail);
   if (!impl_->inspected) impl_->weights.note(impl_->params);
   impl_->inspected = summary.any();
   return summary;
@@ -328,6 +418,7 @@ void MixedPrecision::advance(const GradSummary& grads) {
       impl_->inspected || !grads.any(),
       "MixedPrecision: advance, but inspect_grads was not called since the last advance. Call each "
       "of them once a step: inspect_grads, optimizer.step, advance.");
+  if (impl_->on_device && grads.on_device() && grads.any()) return impl_->advance_on_device(grads);
   auto& [options, state] = impl_->scaler;
   HALFSTEP_CHECK(!grads.any() || grads.loss_scale() == state.loss_scale,
                  "MixedPrecision: advance with gradients that carry a loss "
@@ -356,6 +447,7 @@ static void for_each_tensor(const std::vector<Param>& params, const train::Named
 }
 
 StateDict MixedPrecision::state_dict() const {
+  impl_->take_verdicts(/*wait=*/true);
   for (const Param& param : impl_->params) take_replaced(param);
   StateDict saved;
   saved.set("precision", impl_->precision.name());
@@ -422,6 +514,7 @@ void MixedPrecision::load_state_dict(const StateDict& saved) {
   const scaling::ScalerState scaler = scaling::loaded_from(under(saved, kLossScalePrefix));
   if (impl_->accumulator) impl_->accumulator->load(under(saved, kAccumulationPrefix), impl_->params);
   impl_->scaler = scaler;
+  impl_->write_scale();
   for (const Param& param : impl_->params) {
     if (!param.master.defined()) continue;
     const at::Tensor& master = saved.tensor("master." + param.name);

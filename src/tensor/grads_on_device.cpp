@@ -1,0 +1,140 @@
+#include "tensor/grads_on_device.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_foreach_norm.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/eq.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/lt.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/stack.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <halfstep/error.h>
+
+#include <cmath>
+#include <unordered_set>
+#include <utility>
+
+#include "tensor/dense.h"
+
+namespace halfstep {
+namespace {
+
+// As on the host, but of the norm with the loss scale in it: under a scale of 2^16 a norm of 2^47 is refused.
+constexpr double kLargestNorm = 0x1p63;
+
+enum : std::size_t { kNorms, kNorm, kFinite, kLossScale };
+
+}  // namespace
+
+Arrival::Arrival(const std::vector<at::Tensor>& tensors) {
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.is_cpu()) {
+      on_host_.push_back(tensor.clone());
+      continue;
+    }
+    on_host_.push_back(at::empty(tensor.sizes(), tensor.options().device(at::kCPU).pinned_memory(true)));
+    on_host_.back().copy_(tensor, /*non_blocking=*/true);
+  }
+  const c10::Device device = tensors.front().device();
+  if (device.is_cpu()) return;
+  sent_.emplace(device.type());
+  sent_->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+}
+
+bool Arrival::arrived() const { return !sent_ || sent_->query(); }
+
+const at::Tensor& Arrival::wait_for(std::size_t i) const {
+  if (sent_) {
+    if (!sent_->query()) sent_->synchronize();
+    sent_.reset();
+  }
+  return on_host_[i];
+}
+
+const GradFindings& GradsOnDevice::read() const {
+  if (found_) return *found_;
+  GradFindings found = known;
+  const double scale = loss_scale.defined() ? arrival.wait_for(kLossScale).item<double>() : 1.0;
+  const at::Tensor& norms = arrival.wait_for(kNorms);
+  const auto* each = norms.const_data_ptr<float>();
+  found.loss_scale = scale;
+  found.norm = arrival.wait_for(kNorm).item<double>() / scale;
+  found.finite = arrival.wait_for(kFinite).item<bool>();
+  std::size_t largest = 0;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    const bool finite = std::isfinite(each[i]);
+    if (!finite && found.first_bad.empty()) found.first_bad = names[i];
+    if (each[i] > each[largest]) largest = i;
+    if (detail == GradDetail::PerParam)
+      found.params.push_back({.name = names[i], .norm = each[i] / scale, .finite = finite});
+  }
+  if (found.finite)
+    found.first_bad.clear();
+  else if (found.first_bad.empty())
+    found.first_bad = names[largest];
+  for (std::size_t i = 0; i < micro_batches.size() && !found.finite && found.micro_batch < 0; ++i) {
+    if (micro_batches[i].finite()) continue;
+    found.micro_batch = static_cast<int64_t>(i);
+    found.first_bad = micro_batches[i].first_bad();
+  }
+  return found_.emplace(std::move(found));
+}
+
+GradSummary inspect_on_device(const std::vector<Param>& params, const at::Tensor& loss_scale,
+                              GradDetail detail, std::vector<GradSummary> micro_batches) {
+  const at::NoGradGuard no_grad;
+  GradFindings known;
+  std::vector<std::string> names;
+  std::vector<at::Tensor> grads;
+  std::unordered_set<const c10::TensorImpl*> seen;
+  for (const Param& param : params) {
+    const at::Tensor& grad = param.working.grad();
+    if (!grad.defined()) {
+      if (param.working.requires_grad()) known.without_grad.push_back(param.name);
+      continue;
+    }
+    if (!seen.insert(param.working.unsafeGetTensorImpl()).second) continue;
+    check_grad(param, grad);
+    names.push_back(param.name);
+    grads.push_back(grad);
+  }
+  known.any = !grads.empty();
+  if (grads.empty()) return GradSummary(std::move(known));
+
+  const at::Tensor norms = at::stack(at::_foreach_norm(grads, 2, at::kFloat));
+  const at::Tensor norm = at::linalg_vector_norm(norms);
+  const at::Tensor finite = at::lt(norm, kLargestNorm);  // false for a NaN
+  at::Tensor found_inf = at::empty({}, norm.options());
+  at::eq_out(found_inf, finite, 0);
+  std::vector<at::Tensor> sent = {norms, norm, finite};
+  if (loss_scale.defined()) sent.push_back(loss_scale);
+  return GradSummary(
+      std::make_shared<const GradsOnDevice>(GradsOnDevice{.norm = norm,
+                                                          .finite = finite,
+                                                          .found_inf = found_inf,
+                                                          .loss_scale = loss_scale,
+                                                          .known = std::move(known),
+                                                          .names = std::move(names),
+                                                          .micro_batches = std::move(micro_batches),
+                                                          .detail = detail,
+                                                          .arrival = Arrival(sent)}));
+}
+
+at::Tensor divisor_on_device(const GradMultiplier& multiplier) {
+  const GradsOnDevice& grads = *multiplier.grads()->on_device();
+  const double factor = multiplier.factor(), max_norm = multiplier.max_norm();
+  at::Tensor divisor = grads.loss_scale;
+  if (std::isfinite(max_norm)) {
+    // (norm x |factor| + 1e-6) / max_norm, where it is above 1, with the loss scale in it as in the norm.
+    const at::Tensor shrink = grads.norm * (std::abs(factor) / max_norm);
+    divisor = divisor.defined() ? at::maximum(shrink.add(divisor, 1e-6 / max_norm), divisor)
+                                : shrink.add(1e-6 / max_norm).clamp_min(1);
+  }
+  if (factor == 1) return divisor;
+  return divisor.defined() ? divisor / factor : at::full({}, 1 / factor, grads.norm.options());
+}
+
+}  // namespace halfstep

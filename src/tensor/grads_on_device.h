@@ -1,0 +1,59 @@
+// What a look at the gradients on an accelerator found: numbers that the device has and the host may not.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
+#include <halfstep/grads.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace halfstep {
+
+/// Tensors on their way from a device to the host, sent without waiting.
+class Arrival {
+ public:
+  explicit Arrival(const std::vector<at::Tensor>& tensors);
+
+  /// Whether they are there. Does not wait.
+  bool arrived() const;
+  /// The i-th of them on the host. Waits.
+  const at::Tensor& wait_for(std::size_t i) const;
+
+ private:
+  std::vector<at::Tensor> on_host_;
+  mutable std::optional<c10::Event> sent_;  // none where the tensors were the host's
+};
+
+/// Scalars of one device. Whoever steps by them does not ask for their values.
+struct GradsOnDevice {
+  at::Tensor norm;        // FP32: joint, with the loss scale in it
+  at::Tensor finite;      // Bool
+  at::Tensor found_inf;   // FP32: 1 where the step is skipped, else 0, as LibTorch's fused operations take it
+  at::Tensor loss_scale;  // FP32; undefined without loss scaling
+
+  /// What the host knows without asking: whether there are gradients, and who has none.
+  GradFindings known;
+  /// All of it. Waits for the device, the first time.
+  const GradFindings& read() const;
+  bool arrived() const { return found_.has_value() || arrival.arrived(); }
+
+  std::vector<std::string> names;          // of the parameters that have gradients
+  std::vector<GradSummary> micro_batches;  // of which these gradients are the sum
+  GradDetail detail = GradDetail::Total;
+  Arrival arrival;  // norms, joint norm, finite, and the loss scale if there is one
+  mutable std::optional<GradFindings> found_{};
+};
+
+/// One foreach operation over all gradients and a few on scalars; nothing waits. `loss_scale` is a scalar of
+/// the device, or undefined. `micro_batches`: of which the gradients are the sum, to name the bad one.
+GradSummary inspect_on_device(const std::vector<Param>& params, const at::Tensor& loss_scale,
+                              GradDetail detail, std::vector<GradSummary> micro_batches = {});
+
+/// What LibTorch's fused optimizers divide gradients by: un-scale, clip and factor in one scalar of the
+/// device. Undefined where that is 1.
+at::Tensor divisor_on_device(const GradMultiplier& multiplier);
+
+}  // namespace halfstep

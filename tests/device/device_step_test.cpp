@@ -1,0 +1,337 @@
+// Training steps on an accelerator: the decisions and, within roundings, the numbers of the CPU's kernels,
+// without one wait for the device.
+#include <gtest/gtest.h>
+#include <halfstep/train_step.h>
+#include <torch/torch.h>
+
+#include <cmath>
+
+#include "support/any_machine.h"
+#include "support/bits.h"
+#include "support/counting_device.h"
+#include "support/error_of.h"
+#include "support/small_models.h"
+#include "tensor/update_path.h"
+
+namespace halfstep::testing {
+namespace {
+
+using at::Tensor;
+
+/// Parameters of the same values here and there.
+struct Pair {
+  explicit Pair(WeightStorage storage, at::ScalarType low,
+                std::initializer_list<int64_t> sizes = {300, 7, 64}) {
+    torch::manual_seed(3);
+    int number = 0;
+    for (const int64_t size : sizes) {
+      const Tensor values = torch::randn({size});
+      const std::string name = "p" + std::to_string(number++);
+      here.push_back(make_param(name, values.clone().requires_grad_(), storage, low));
+      there.push_back(make_param(name, values.to(kCountingDevice).requires_grad_(), storage, low));
+    }
+  }
+  void set_grad(std::size_t i, const Tensor& grad) const {
+    here[i].working.mutable_grad() = grad.clone();
+    there[i].working.mutable_grad() = grad.to(kCountingDevice);
+  }
+  std::vector<Param> here, there;
+};
+
+struct Case {
+  WeightStorage storage;
+  at::ScalarType low;
+};
+const Case kCases[] = {
+    {WeightStorage::Fp32, at::kFloat},          {WeightStorage::Fp32Master, at::kBFloat16},
+    {WeightStorage::Fp32Master, at::kHalf},     {WeightStorage::SplitMaster, at::kBFloat16},
+    {WeightStorage::Kahan, at::kBFloat16},      {WeightStorage::Kahan, at::kHalf},
+    {WeightStorage::Stochastic, at::kBFloat16}, {WeightStorage::Stochastic, at::kHalf},
+    {WeightStorage::Nearest, at::kBFloat16},    {WeightStorage::Nearest, at::kHalf}};
+
+/// What a weight may be off by in a step, relative to it, when two ways of rounding it differ.
+double unit_of(const Case& c) {
+  const double low = c.low == at::kHalf ? 0x1p-11 : 0x1p-8;  // half a unit in the last place
+  switch (c.storage) {
+    case WeightStorage::Kahan:
+      return 4 * low * low;  // the compensation is rounded here and there
+    case WeightStorage::Stochastic:
+      return 4 * low;  // up here, down there: a whole unit, and that of a neighbour
+    case WeightStorage::Nearest:
+      return 2 * low;
+    default:
+      return 0x1p-23;
+  }
+}
+
+/// The same gradients, scaled, clipped, some of them not finite. The gradient that an update sees is
+/// multiplied by one rounded number here and divided by another there: 3 roundings of 2^-24. AdamW's update
+/// is a quotient of sums of it and of its square, each with a few roundings more: 32 x 2^-24 of the step's
+/// largest update, lr x 1.1 or for SGD what the gradient gives. Weights are rounded to FP32 once a step. A
+/// working copy without a master may then round the other way.
+template <typename Options>
+void expect_steps_alike(const Case& c, const Options& options, double largest_update, int steps) {
+  const Pair pair(c.storage, c.low);
+  FusedOptimizer<Options> here(pair.here, options), there(pair.there, options);
+  constexpr double kScale = 512;
+  int skipped = 0;
+  std::vector<Tensor> largest(pair.here.size(), torch::zeros({}));  // magnitude of each weight on its way
+  for (int step = 0; step < steps; ++step) {
+    for (std::size_t i = 0; i < pair.here.size(); ++i) {
+      torch::manual_seed(100 * step + static_cast<int64_t>(i));
+      Tensor grad = (torch::randn(pair.here[i].working.sizes()) * kScale).to(c.low);
+      if (step % 7 == 3 && i == 1) grad[5] = step % 2 ? INFINITY : NAN;
+      pair.set_grad(i, grad);
+    }
+    const auto expected = here.step(inspect_grads(pair.here, kScale).clipped_to(1.0));
+    const auto scale = std::optional<double>(kScale);
+    const Tensor before = peek(pair.there[1].working);
+    std::optional<StepReport> report;
+    {
+      const NoWaits no_waits;
+      report.emplace(there.step(inspect_grads(pair.there, scale).clipped_to(1.0)));
+    }
+    EXPECT_EQ(report->sentence(), expected.sentence());
+    if (expected.stepped()) {
+      EXPECT_NEAR(report->grad_norm(), expected.grad_norm(), 1e-6 * expected.grad_norm());
+    }
+    skipped += !expected.stepped();
+    for (std::size_t i = 0; i < pair.here.size(); ++i)
+      largest[i] = at::maximum(largest[i], full_precision(pair.here[i]).abs());
+    if (!expected.stepped()) {
+      EXPECT_TRUE(bit_equal(peek(pair.there[1].working), before));
+    }
+  }
+  EXPECT_GT(skipped, 0);
+  EXPECT_EQ(there.steps(), here.steps());
+  const double smallest = c.low == at::kHalf && unit_of(c) > 0x1p-23 ? 0x1p-24 : 0;  // a subnormal's step
+  for (std::size_t i = 0; i < pair.here.size(); ++i) {
+    const Tensor expected = full_precision(pair.here[i]), found = peek(full_precision(pair.there[i]));
+    const Tensor bound = steps * (largest_update * 32 * 0x1p-24 + largest[i] * unit_of(c) + smallest);
+    EXPECT_TRUE(((found - expected).abs() <= bound).all().item<bool>())
+        << pair.here[i].name << ": " << ((found - expected).abs() / bound).max().item<double>()
+        << " of its bound";
+  }
+}
+
+TEST(DeviceStep, AdamWIsThatOfTheKernelsWithinRoundings) {
+  for (const Case& c : kCases) {
+    SCOPED_TRACE(::testing::Message() << to_string(c.storage) << " " << c.low);
+    expect_steps_alike(c, AdamWOptions{.lr = 1e-2, .weight_decay = 0.1}, 1.1e-2, 30);
+    expect_steps_alike(
+        c, AdamWOptions{.lr = 1e-2, .schedule = Schedule::cosine({.warmup_steps = 4, .total_steps = 20})},
+        1.1e-2, 30);
+  }
+}
+
+TEST(DeviceStep, SgdIsThatOfTheKernelsWithinRoundings) {
+  for (const Case& c : kCases) {
+    SCOPED_TRACE(::testing::Message() << to_string(c.storage) << " " << c.low);
+    expect_steps_alike(c, SgdOptions{.lr = 0.1}, 0.1, 20);
+    expect_steps_alike(c, SgdOptions{.lr = 0.1, .momentum = 0.9, .weight_decay = 1e-2, .nesterov = true}, 1.0,
+                       20);
+  }
+}
+
+TEST(DeviceStep, DecidesAsTheCpuWhereverAnInfOrANaNIs) {
+  const Pair pair(WeightStorage::Fp32Master, at::kHalf, {33, 5, 120, 1});
+  torch::manual_seed(9);
+  for (int i = 0; i < 10000; ++i) {
+    const int64_t bad_count = torch::randint(3, {1}).item<int64_t>();
+    for (std::size_t p = 0; p < pair.here.size(); ++p)
+      pair.set_grad(p, torch::ones(pair.here[p].working.sizes(), at::kHalf));
+    for (int64_t bad = 0; bad < bad_count; ++bad) {
+      const auto p = static_cast<std::size_t>(torch::randint(4, {1}).item<int64_t>());
+      Tensor grad = pair.here[p].working.grad();
+      grad[torch::randint(grad.numel(), {1}).item<int64_t>()] = i % 3 == 0   ? NAN
+                                                                : i % 3 == 1 ? INFINITY
+                                                                             : -INFINITY;
+      pair.set_grad(p, grad);
+    }
+    const GradSummary here = inspect_grads(pair.here, 64.0), there = inspect_grads(pair.there, 64.0);
+    ASSERT_EQ(there.finite(), here.finite()) << i;
+    ASSERT_EQ(there.first_bad(), here.first_bad()) << i;
+  }
+}
+
+Tensor loss_of(Mlp& model, int step, at::Device device, bool overflow) {
+  torch::manual_seed(100 + step);
+  Tensor x = torch::randn({32, 20});
+  if (overflow) x[0][0] = INFINITY;
+  const Tensor targets = torch::randint(10, {32});
+  return model.loss(x.to(device, at::kFloat, /*non_blocking=*/true), targets.to(device, at::kLong, true));
+}
+
+/// All of a step: forward, backward, inspection, clipping, update, loss scale, and steps that are skipped.
+TEST(DeviceStep, AWholeStepDoesNotWait) {
+  for (const int64_t micro_batches : {1, 3})
+    for (const char* which : {"fp32", "bf16", "fp16"}) {
+      SCOPED_TRACE(::testing::Message() << which << " " << micro_batches);
+      Precision precision = which[0] == 'b' ? Precision::bf16() : Precision::fp32();
+      if (std::string(which) == "fp16") {
+        precision = Precision::fp16();
+        precision.loss_scaling->initial = 0x1p20;
+        precision.loss_scaling->growth_interval = 5;
+      }
+      const auto run = [&](at::Device device) {
+        torch::manual_seed(1);
+        const auto model = std::make_shared<Mlp>(20, 24, 10);
+        model->to(device);
+        TrainStep step(
+            precision, *model, AdamWOptions{.lr = 1e-2},
+            {.max_grad_norm = 1, .micro_batches = micro_batches, .precision = {.autocast = kAnyMachine}});
+        std::vector<StepReport> reports;
+        {
+          const NoWaits no_waits;
+          for (int i = 0; i < 20; ++i)
+            reports.push_back(step([&] { return loss_of(*model, i, device, i == 7 || i == 8); }));
+        }
+        std::vector<std::string> told;
+        for (const StepReport& report : reports) told.push_back(report.sentence());
+        std::vector<Tensor> weights;
+        for (const Param& param : step.mixed_precision().params())
+          weights.push_back(peek(full_precision(param)));
+        return std::tuple(told, step.mixed_precision().loss_scale_state(), weights);
+      };
+      const auto [here, here_scale, here_weights] = run(at::kCPU);
+      const auto [there, there_scale, there_weights] = run(kCountingDevice);
+      EXPECT_EQ(there, here);
+      EXPECT_EQ(there_scale, here_scale);
+      EXPECT_GE(there_scale.total_skips, 2);
+      // Forward and backward differ by LibTorch's kernels; what is told alike above was decided alike.
+      for (std::size_t i = 0; i < here_weights.size(); ++i)
+        EXPECT_LE((there_weights[i] - here_weights[i]).norm().item<double>(),
+                  0.05 * (here_weights[i].norm().item<double>() + 0.1));
+    }
+}
+
+TEST(DeviceStep, AnEditOfAWeightWins) {
+  for (const Case& c : kCases) {
+    SCOPED_TRACE(::testing::Message() << to_string(c.storage) << " " << c.low);
+    const Pair pair(c.storage, c.low);
+    AdamW here(pair.here), there(pair.there);
+    for (int step = 0; step < 4; ++step) {
+      for (std::size_t i = 0; i < pair.here.size(); ++i)
+        pair.set_grad(i, torch::full(pair.here[i].working.sizes(), 0.01 * (step + 1)).to(c.low));
+      const at::NoGradGuard no_grad;
+      if (step == 2)
+        for (const auto& params : {pair.here, pair.there}) {
+          params[0].working.zero_();
+          params[1].working.mul_(2);
+          params[2].working.clamp_(-0.5, 0.5);
+        }
+      (void)here.step(inspect_grads(pair.here).unclipped());
+      (void)there.step(inspect_grads(pair.there).unclipped());
+    }
+    for (std::size_t i = 0; i < pair.here.size(); ++i)
+      EXPECT_LE(
+          (peek(full_precision(pair.there[i])) - full_precision(pair.here[i])).abs().max().item<double>(),
+          4 * std::max(1e-6, 2 * unit_of(c)));
+  }
+}
+
+TEST(DeviceStep, StatesGoFromOneDeviceToTheOther) {
+  for (const Case& c : kCases) {
+    SCOPED_TRACE(::testing::Message() << to_string(c.storage) << " " << c.low);
+    const Pair pair(c.storage, c.low);
+    AdamW here(pair.here), there(pair.there);
+    for (int step = 0; step < 3; ++step) {
+      for (std::size_t i = 0; i < pair.here.size(); ++i)
+        pair.set_grad(i, torch::randn(pair.here[i].working.sizes()).to(c.low));
+      (void)there.step(inspect_grads(pair.there).unclipped());
+    }
+    const StateDict saved = there.state_dict();
+    here.load_state_dict(saved);
+    EXPECT_EQ(here.steps(), 3);
+    AdamW back(pair.there);
+    back.load_state_dict(here.state_dict());
+    const StateDict again = back.state_dict();
+    for (const auto& [name, value] : saved)
+      if (const auto* tensor = std::get_if<Tensor>(&value)) {
+        EXPECT_TRUE(bit_equal(peek(again.tensor(name)), peek(*tensor))) << name;
+      }
+  }
+}
+
+/// Every storage, optimizer and kind of moments has on the accelerator the bits of the same operations on the
+/// CPU, with steps that are skipped among them.
+TEST(DeviceStep, HasTheBitsOfTheSameOperationsOnTheCpu) {
+  const AtenOnCpu twin;
+  const auto run = [](const Case& c, const auto& options) {
+    using Options = std::decay_t<decltype(options)>;
+    const Pair pair(c.storage, c.low);
+    FusedOptimizer<Options> here(pair.here, options, /*seed=*/5), there(pair.there, options, 5);
+    for (int step = 0; step < 20; ++step) {
+      for (std::size_t i = 0; i < pair.here.size(); ++i) {
+        torch::manual_seed(100 * step + static_cast<int64_t>(i));
+        Tensor grad = (torch::randn(pair.here[i].working.sizes()) * 64).to(c.low);
+        if (step % 5 == 3) grad[0] = NAN;
+        pair.set_grad(i, grad);
+        if (step == 7 && i == 2)
+          pair.here[i].working.mutable_grad().reset(), pair.there[i].working.mutable_grad().reset();
+      }
+      (void)here.step(inspect_grads(pair.here, 64.0).clipped_to(1.0));
+      const NoWaits no_waits;
+      (void)there.step(inspect_grads(pair.there, 64.0).clipped_to(1.0));
+    }
+    const StateDict expected = here.state_dict(), found = there.state_dict();
+    for (const auto& [name, value] : expected) {
+      if (const auto* tensor = std::get_if<Tensor>(&value)) {
+        EXPECT_TRUE(bit_equal(peek(found.tensor(name)), *tensor)) << name;
+      } else if (const auto* integer = std::get_if<int64_t>(&value)) {
+        EXPECT_EQ(found.integer(name), *integer) << name;
+      }
+    }
+    for (std::size_t i = 0; i < pair.here.size(); ++i) {
+      EXPECT_TRUE(bit_equal(peek(pair.there[i].working), pair.here[i].working)) << pair.here[i].name;
+      if (pair.here[i].master.defined()) {
+        EXPECT_TRUE(bit_equal(peek(pair.there[i].master), pair.here[i].master)) << pair.here[i].name;
+      }
+    }
+  };
+  for (const Case& c : kCases)
+    for (const MomentStorage moments : {MomentStorage::Fp32, MomentStorage::Bf16}) {
+      SCOPED_TRACE(::testing::Message() << to_string(c.storage) << " " << c.low << " " << to_string(moments));
+      run(c, AdamWOptions{.lr = 1e-2, .weight_decay = 0.1, .moments = moments});
+      run(c, SgdOptions{.lr = 0.1, .moments = moments});
+      run(c, SgdOptions{.lr = 0.1, .momentum = 0.9, .nesterov = true, .moments = moments});
+    }
+}
+
+/// BF16 moments would stand still if they were rounded to nearest: beta2 = 0.999 moves them by less than half
+/// a unit. 4,000 steps of the same gradient bring the second moment to 1 - 0.999^4000 = 0.98 of its square;
+/// each rounding is fair, and their sum forgets one in a thousand a step: its deviation is below 2^-8 x
+/// sqrt(1000 / 2) / 2 = 4 % for a single weight, 0.2 % for the mean of 512.
+TEST(DeviceStep, Bf16MomentsMoveAsFairly) {
+  const AtenOnCpu twin;
+  const auto weight = make_param("w", torch::ones({512}).requires_grad_(), WeightStorage::Fp32, at::kFloat);
+  AdamW optimizer({weight}, {.lr = 1e-6, .betas = {0.9, 0.999}, .moments = MomentStorage::Bf16});
+  for (int step = 0; step < 4000; ++step) {
+    weight.working.mutable_grad() = torch::full({512}, 0.3);
+    (void)optimizer.step({});
+  }
+  for (const auto& [name, value] : optimizer.state_dict())
+    if (const auto* tensor = std::get_if<Tensor>(&value); tensor && tensor->scalar_type() == at::kBFloat16) {
+      const double mean = tensor->to(at::kDouble).mean().template item<double>();
+      const double expected =
+          name.find("second") != std::string::npos ? 0.09 * (1 - std::pow(0.999, 4000)) : 0.3;
+      EXPECT_NEAR(mean, expected, 0.01 * expected) << name;
+    }
+}
+
+TEST(DeviceStep, WhatOnlyTheKernelsDoIsRefusedByName) {
+  const Pair master(WeightStorage::Fp32Master, at::kBFloat16);
+  EXPECT_NE(error_of([&] {
+              AdamW(master.there, {.moments = MomentStorage::Blockwise8});
+            }).find("no operation for 8-bit codes"),
+            std::string::npos);
+  AdamW there(master.there);
+  master.set_grad(0, torch::ones({300}).to(at::kBFloat16));
+  EXPECT_NE(error_of([&] { (void)there.step({}, {.stalls = true}); }).find("which updates were lost"),
+            std::string::npos);
+  std::vector<Param> both = {master.here[0], master.there[1]};
+  EXPECT_NE(error_of([&] { AdamW{both}; }).find("an optimizer of its own"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace halfstep::testing
