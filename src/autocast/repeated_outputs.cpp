@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "tensor/update_path.h"
+
 namespace halfstep {
 namespace {
 
@@ -93,7 +95,8 @@ at::Tensor RepeatableOutput::compute(const at::Tensor& input, Part& part) {
 
 void note_output(OutputRecipe recipe, const at::Tensor& input, const at::Tensor& output) {
   noted.reset();
-  if (open_scopes == 0) return;
+  // An accelerator has memory for it, and each launch takes the host's time.
+  if (open_scopes == 0 || !kernels_serve(input)) return;
   if (SavedTensorScope::is_replayed()) return;
   if (!at::GradMode::is_enabled() || !output.requires_grad() || !saved_tensors_can_be_packed()) return;
   if (output.storage_offset() != 0 || !output.is_non_overlapping_and_dense()) return;

@@ -99,7 +99,8 @@ struct Attention : torch::nn::Module {
 
   at::Tensor forward(const at::Tensor& x) {
     const int64_t batch = x.size(0), length = x.size(1), width = x.size(2);
-    const auto parts = (*c_attn)(x).view({batch, length, 3, heads, width / heads}).permute({2, 0, 3, 1, 4});
+    const auto parts =
+        (*c_attn)(x).view({batch, length, 3, heads, width / heads}).permute({2, 0, 3, 1, 4}).unbind();
     const at::Tensor attended = at::scaled_dot_product_attention(
         parts[0], parts[1], parts[2], /*attn_mask=*/{}, is_training() ? attention_dropout : 0,
         /*is_causal=*/true, logit_factor);

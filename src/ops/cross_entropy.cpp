@@ -21,6 +21,7 @@
 
 #include "ops/own_ops.h"
 #include "tensor/saved_tensors.h"
+#include "tensor/update_path.h"
 #include "tensor/vector_math.h"
 
 namespace halfstep {
@@ -32,7 +33,7 @@ using torch::autograd::variable_list;
 /// Elements that are FP32 at one time: on a CPU what the second-level cache of each thread holds, on an
 /// accelerator enough to make the start of a kernel cheap beside it.
 int64_t elements_at_a_time(const at::Tensor& logits) {
-  return logits.is_cpu() ? int64_t{1} << 18 : int64_t{1} << 24;
+  return kernels_serve(logits) ? int64_t{1} << 18 : int64_t{1} << 24;
 }
 
 /// Calls body(first, count) for runs of rows, on a CPU from several threads: one parallel region for all, not
@@ -49,7 +50,7 @@ void for_each_chunk_of_rows(const at::Tensor& logits, Body body) {
     }
   };
   const int64_t chunks = (rows + step - 1) / step;
-  logits.is_cpu() ? at::parallel_for(0, chunks, /*grain_size=*/1, run) : run(0, chunks);
+  kernels_serve(logits) ? at::parallel_for(0, chunks, /*grain_size=*/1, run) : run(0, chunks);
 }
 
 /// Whether backward may write over the logits: it is the last to use them, and no tensor, view or saved
@@ -164,7 +165,7 @@ struct CrossEntropyArguments {
 
 /// On an accelerator many small operations cost more than the FP32 copy of few logits.
 bool is_worth_it(const at::Tensor& logits) {
-  return logits.is_cpu() || logits.numel() > elements_at_a_time(logits);
+  return kernels_serve(logits) || logits.numel() > elements_at_a_time(logits);
 }
 
 /// Rows of BF16 or FP16 logits, one class index a row; class weights or label smoothing, not both.

@@ -10,6 +10,7 @@ namespace halfstep {
 std::span<const OwnOp> own_ops() {
   static const OwnOp table[] = {
       low_logits_cross_entropy(),
+      low_rows_layer_norm(),
       low_rows_rms_norm(),
   };
   return table;

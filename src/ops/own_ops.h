@@ -41,6 +41,7 @@ const OwnOp* own_op(std::string_view op);
 
 // The rows, each in a file of its own.
 OwnOp low_logits_cross_entropy();
+OwnOp low_rows_layer_norm();
 OwnOp low_rows_rms_norm();
 
 /// BF16 or FP16.

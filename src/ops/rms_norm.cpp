@@ -16,6 +16,7 @@
 
 #include "kernels/norm.h"
 #include "ops/own_ops.h"
+#include "tensor/update_path.h"
 
 namespace halfstep {
 namespace {
@@ -117,8 +118,8 @@ struct RmsNormArguments {
 bool takes(OpArguments given) {
   const RmsNormArguments arguments(given);
   const at::Tensor& input = arguments.input;
-  if (!is_low(input) || !input.is_cpu() || !is_plain(input) || !input.is_contiguous() || input.numel() == 0 ||
-      input.dim() == 0)
+  if (!is_low(input) || !kernels_serve(input) || !is_plain(input) || !input.is_contiguous() ||
+      input.numel() == 0 || input.dim() == 0)
     return false;
   const at::IntArrayRef row = input.sizes().slice(input.dim() - 1);
   if (row != at::IntArrayRef(arguments.normalized_shape)) return false;

@@ -20,6 +20,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <tuple>
 #include <utility>
 
 #include "kernels/moment_codes.h"
@@ -173,19 +174,21 @@ at::Tensor DeviceUpdate<Options>::scheduled_rate(std::size_t group) {
     table = {.schedule = options.schedule, .lr = options.lr, .source = at::tensor(rates)};
     table.rates = table.source.to(counts_.device(), at::kFloat, /*non_blocking=*/true);
   }
-  return at::take(table.rates, issued_ > end ? index_.clamp_max(end) : index_);
+  at::Tensor index = count_before(at::kLong);
+  return at::take(table.rates, issued_ > end ? index.clamp_max_(end) : index);
 }
 
 template <typename Options>
-std::vector<std::vector<Slot*>> DeviceUpdate<Options>::batches_of(std::size_t group) {
+std::vector<std::vector<Slot*>> DeviceUpdate<Options>::batches() {
   std::vector<std::vector<Slot*>> batches;
   // By storage and type where these need operations of their own: which batch is being filled.
-  std::map<std::pair<WeightStorage, at::ScalarType>, std::pair<std::size_t, int64_t>> filling;
+  std::map<std::tuple<WeightStorage, at::ScalarType, MomentStorage>, std::pair<std::size_t, int64_t>> filling;
   for (Slot& slot : state_.slots) {
     const at::Tensor& working = slot.param.working;
-    if (slot.group != group || !working.grad().defined()) continue;
-    const auto key = has_fp32_weight(slot) ? std::pair(WeightStorage::Fp32, at::kFloat)
-                                           : std::pair(slot.param.storage, working.scalar_type());
+    if (!working.grad().defined()) continue;
+    const auto key = has_fp32_weight(slot)
+                         ? std::tuple(WeightStorage::Fp32, at::kFloat, slot.storage)
+                         : std::tuple(slot.param.storage, working.scalar_type(), slot.storage);
     const auto [found, is_new] = filling.try_emplace(key, batches.size(), 0);
     auto& [batch, elements] = found->second;
     if (is_new || elements + working.numel() > kElementsAtATime) {
@@ -219,9 +222,24 @@ std::vector<at::Tensor> DeviceUpdate<Options>::grads_of(const std::vector<Slot*>
 }
 
 template <typename Options>
-void DeviceUpdate<Options>::update_batch(const std::vector<Slot*>& slots, const Options& options,
-                                         const at::Tensor& rate, const Skip& skip, const at::Tensor& divisor,
-                                         std::uint32_t key) {
+typename DeviceUpdate<Options>::Batch DeviceUpdate<Options>::Batch::of_group(const std::vector<Slot*>& slots,
+                                                                             std::size_t group) const {
+  Batch part;
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    if (slots[i]->group != group) continue;
+    part.weights.push_back(weights[i]);
+    part.grads.push_back(grads[i]);
+    part.steps.push_back(steps[i]);
+    if (!firsts.empty()) part.firsts.push_back(firsts[i]);
+    if (!seconds.empty()) part.seconds.push_back(seconds[i]);
+  }
+  return part;
+}
+
+template <typename Options>
+void DeviceUpdate<Options>::update_batch(const std::vector<Slot*>& slots,
+                                         const std::vector<at::Tensor>& rates, const Skip& skip,
+                                         const at::Tensor& divisor, std::uint32_t key) {
   const bool fp32_weights = has_fp32_weight(*slots.front()),
              fp32_moments = slots.front()->storage == MomentStorage::Fp32;
   Batch batch{.grads = grads_of(slots, divisor.defined())};
@@ -249,11 +267,14 @@ void DeviceUpdate<Options>::update_batch(const std::vector<Slot*>& slots, const 
     if (second->values().defined()) batch.seconds = second->shaped(seconds = in_fp32(*second));
   }
 
-  update(options, batch, rate, divisor, skip.found_inf);
+  for (std::size_t group = 0; group < state_.groups.size(); ++group)
+    if (Batch part = batch.of_group(slots, group); !part.weights.empty())
+      update(state_.groups[group], std::move(part), rates[group], divisor, skip.found_inf);
 
   if (!fp32_weights) {
     at::Tensor words;
-    if (storage == WeightStorage::Stochastic) words = random_words(weights.numel(), key, step_of_words());
+    if (storage == WeightStorage::Stochastic)
+      words = random_words(weights.numel(), key, count_before(at::kInt));
     const at::ScalarType low = working->values().scalar_type();
     StoredWeights stored = stored_by_aten(storage, low, weights, words);
     // A compensation of just half a unit may round to the other neighbour, which a skipped step must not do.
@@ -267,7 +288,7 @@ void DeviceUpdate<Options>::update_batch(const std::vector<Slot*>& slots, const 
   if (!fp32_moments && firsts.defined()) {
     // One word for all steps, moved on by the same amount in each: up and down in fair turns, as in
     // kernels/moment_codes.h.
-    const at::Tensor step = step_of_words(), phase = step * static_cast<std::int32_t>(kDitherStep);
+    const at::Tensor step = count_before(at::kInt), phase = step * static_cast<std::int32_t>(kDitherStep);
     at::Tensor word = random_words(firsts.numel(), ~key, at::zeros_like(step));
     const auto high_half = [](const at::Tensor& words) { return at::bitwise_right_shift(words, 16); };
     first->put_back(rounded_at_random(firsts, at::kBFloat16, high_half(word + phase)));
@@ -287,7 +308,7 @@ void DeviceUpdate<Options>::update_batch(const std::vector<Slot*>& slots, const 
 }
 
 template <>
-void DeviceUpdate<AdamWOptions>::update(const AdamWOptions& o, Batch& batch, const at::Tensor& rate,
+void DeviceUpdate<AdamWOptions>::update(const AdamWOptions& o, Batch batch, const at::Tensor& rate,
                                         const at::Tensor& divisor, const at::Tensor& found_inf) const {
   const auto run = [&](const auto& lr) {
     at::_fused_adamw_(batch.weights, batch.grads, batch.firsts, batch.seconds, {}, batch.steps, lr,
@@ -298,7 +319,7 @@ void DeviceUpdate<AdamWOptions>::update(const AdamWOptions& o, Batch& batch, con
 }
 
 template <>
-void DeviceUpdate<SgdOptions>::update(const SgdOptions& o, Batch& batch, const at::Tensor& rate,
+void DeviceUpdate<SgdOptions>::update(const SgdOptions& o, Batch batch, const at::Tensor& rate,
                                       const at::Tensor& divisor, const at::Tensor& found_inf) const {
   // A first momentum is the gradient. A buffer of zeros gives that, but for dampening.
   HALFSTEP_CHECK(o.momentum == 0 || o.dampening == 0, "SGD: dampening is ", o.dampening,
@@ -311,12 +332,6 @@ void DeviceUpdate<SgdOptions>::update(const SgdOptions& o, Batch& batch, const a
                     if_defined(divisor), if_defined(found_inf));
   };
   rate.defined() ? run(rate) : run(o.lr);
-}
-
-template <typename Options>
-at::Tensor DeviceUpdate<Options>::step_of_words() {
-  if (!step_.defined()) step_ = index_.to(at::kInt);
-  return step_;
 }
 
 template <typename Options>
@@ -336,16 +351,18 @@ bool DeviceUpdate<Options>::step(const GradMultiplier& multiplier) {
   if (std::find(has_grad.begin(), has_grad.end(), true) == has_grad.end()) return false;
 
   // Rates go by the count before this step, corrections by the one with it.
-  step_.reset();
-  index_ = counts_[counts_.size(0) - 1].to(at::kLong);
+  const bool needs_count = std::any_of(state_.slots.begin(), state_.slots.end(), [](const Slot& slot) {
+    return slot.param.storage == WeightStorage::Stochastic || slot.storage != MomentStorage::Fp32;
+  });
+  if (needs_count || std::any_of(state_.groups.begin(), state_.groups.end(),
+                                 [](const Options& o) { return end_of(o.schedule) > 0; }))
+    count_before_ = counts_[counts_.size(0) - 1].clone();
   std::vector<at::Tensor> rates;
   for (std::size_t group = 0; group < state_.groups.size(); ++group) rates.push_back(scheduled_rate(group));
   count(has_grad, skip.finite);
   auto key = static_cast<std::uint32_t>(state_.seed ^ (state_.seed >> 32));
-  for (std::size_t group = 0; group < state_.groups.size(); ++group)
-    for (const auto& slots : batches_of(group))
-      update_batch(slots, state_.groups[group], rates[group], skip, divisor,
-                   key = key * 747796405u + slots.front()->id);
+  for (const auto& slots : batches())
+    update_batch(slots, rates, skip, divisor, key = key * 747796405u + slots.front()->id);
   for (std::size_t i = 0; i < state_.slots.size(); ++i)
     if (has_grad[i]) note_update(state_.slots[i].param);
   ++issued_;

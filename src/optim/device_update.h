@@ -36,6 +36,9 @@ class DeviceUpdate {
   /// Lists as the operations take them, all in FP32.
   struct Batch {
     std::vector<at::Tensor> weights{}, grads{}, firsts{}, seconds{}, steps{};
+
+    /// Those of `slots` that are in a group.
+    Batch of_group(const std::vector<Slot*>& slots, std::size_t group) const;
   };
   /// Whether the step is taken, as scalars of the device; undefined where it is.
   struct Skip {
@@ -43,15 +46,15 @@ class DeviceUpdate {
   };
 
   void count(const std::vector<bool>& has_grad, const at::Tensor& finite);
-  /// The slots of a group that have gradients, those together that the same operations update.
-  std::vector<std::vector<Slot*>> batches_of(std::size_t group);
+  /// The slots that have gradients, those together that the same operations update.
+  std::vector<std::vector<Slot*>> batches();
   static std::vector<at::Tensor> grads_of(const std::vector<Slot*>& slots, bool will_divide);
-  void update_batch(const std::vector<Slot*>& slots, const Options& options, const at::Tensor& rate,
-                    const Skip& skip, const at::Tensor& divisor, std::uint32_t key);
-  void update(const Options& options, Batch& batch, const at::Tensor& rate, const at::Tensor& divisor,
+  void update_batch(const std::vector<Slot*>& slots, const std::vector<at::Tensor>& rates, const Skip& skip,
+                    const at::Tensor& divisor, std::uint32_t key);
+  void update(const Options& options, Batch batch, const at::Tensor& rate, const at::Tensor& divisor,
               const at::Tensor& found_inf) const;
-  /// The optimizer's count before this step as an Int scalar, for random numbers.
-  at::Tensor step_of_words();
+  /// The optimizer's count before this step as a scalar of this type.
+  at::Tensor count_before(at::ScalarType type) const { return count_before_.to(type); }
   /// The rate of the next step as a scalar of the device; undefined where it does not depend on the count.
   at::Tensor scheduled_rate(std::size_t group);
 
@@ -63,7 +66,7 @@ class DeviceUpdate {
 
   OptimizerState<Options>& state_;
   at::Tensor counts_;        // FP32: one for each slot, and the optimizer's
-  at::Tensor index_, step_;  // the optimizer's count before this step, as Long for the tables and as Int
+  at::Tensor count_before_;  // the optimizer's, before this step
   int64_t issued_ = 0;       // steps, skipped ones too: the count is at most this
   std::vector<Table> tables_;
 };

@@ -1,5 +1,5 @@
-// Who looks at gradients and updates weights: our kernels on the CPU, ATen's operations on every other
-// device. This is the one place that decides.
+// Who computes what Halfstep computes itself, gradients looked at, weights updated and operations of our own:
+// our kernels on the CPU, ATen's operations on every other device. This is the one place that decides.
 #pragma once
 
 #include <ATen/core/Tensor.h>
