@@ -109,6 +109,7 @@ struct RunConfig {
 
   struct Run {
     std::optional<std::string> folder{};
+    std::string device = "cpu";  ///< "cuda:0", or any other that LibTorch knows
     bool operator==(const Run&) const = default;
   } run{};
 

@@ -110,8 +110,17 @@ StateDict random_state() {
 
 void load_random_state(const StateDict& saved) {
   // All before the first is set: type and length of a state are the same on every machine with this LibTorch.
-  expect_like("random generators", saved, random_state());
+  // The devices of this machine may be others than those where it was saved: what both have goes on, what is
+  // new here is left as it is.
+  StateDict here, known;
+  for (const auto& [name, value] : random_state()) {
+    if (name != "cpu" && !saved.contains(name)) continue;
+    here.set(name, value);
+    if (saved.contains(name)) known.set(name, saved.tensor(name));
+  }
+  expect_like("random generators", known, here);
   for_each_generator([&](const std::string& name, at::Generator generator) {
+    if (!saved.contains(name)) return;
     const std::lock_guard lock(generator.mutex());
     generator.set_state(saved.tensor(name));
   });

@@ -367,6 +367,11 @@ const std::vector<ConfigKey>& table() {
        .field = HALFSTEP_FIELD(run.folder),
        .help = "Where logs and checkpoints go.",
        .if_not_given = "a new folder under runs/"},
+      {.path = "run.device",
+       .field = HALFSTEP_FIELD(run.device),
+       .help =
+           "Where the model trains, by LibTorch's name: cpu, cuda, cuda:1, xpu. A run that is resumed may "
+           "go on elsewhere."},
   };
   return keys;
 }

@@ -52,9 +52,12 @@ std::vector<int64_t> generate(CausalLM& model, const std::vector<int64_t>& promp
                  "; it must be 0 or above.");
   const EvaluationScope evaluation(model);
   at::Generator random = at::make_generator<at::CPUGeneratorImpl>(options.seed);
+  const at::Device device = model.parameters().front().device();
   std::vector<int64_t> ids = prompt;
   for (int64_t written = 0; written < options.tokens; ++written) {
-    const at::Tensor logits = model.forward(last_of(ids, options.context)).select(1, -1).to(at::kFloat);
+    // Chosen on the host: the same ids from the same logits on every device.
+    const at::Tensor context = last_of(ids, options.context).to(device);
+    const at::Tensor logits = model.forward(context).select(1, -1).to(at::kFloat).cpu();
     HALFSTEP_CHECK(logits.isfinite().all().item<bool>(),
                    "generate: the model's logits are not all finite: its weights are ruined.");
     const at::Tensor next =

@@ -5,6 +5,7 @@
 #include "optim/rules.h"
 #include "tensor/dense.h"
 #include "tensor/faults.h"
+#include "tensor/transfers.h"
 
 namespace halfstep::optim {
 namespace {
@@ -50,8 +51,11 @@ std::string param_name(const Slot& slot, const char* field) {
 
 }  // namespace
 
+namespace {
+
+/// With the tensors themselves.
 template <typename Options>
-StateDict saved_form(const OptimizerState<Options>& state) {
+StateDict live_form(const OptimizerState<Options>& state) {
   StateDict saved;
   saved.set("optimizer", std::string(Rule<Options>::kName));
   saved.set("steps", state.steps);
@@ -66,15 +70,12 @@ StateDict saved_form(const OptimizerState<Options>& state) {
   for (const Slot& slot : state.slots) {
     saved.set(param_name(slot, "steps"), slot.steps);
     saved.set(param_name(slot, "group"), static_cast<int64_t>(slot.group));
-    // Copies: a state that is written to disk while training goes on must not change under the writer.
     for_each_tensor(slot, [&](const char* name, const at::Tensor& tensor) {
-      if (tensor.defined()) saved.set(param_name(slot, name), tensor.clone());
+      if (tensor.defined()) saved.set(param_name(slot, name), tensor);
     });
   }
   return saved;
 }
-
-namespace {
 
 /// The slots as the saved form has them: a parameter that was never updated, because it was frozen, may have
 /// no moments here and some there, or the other way round.
@@ -97,6 +98,12 @@ std::vector<Slot> slots_as_saved(const StateDict& saved, const OptimizerState<Op
 
 }  // namespace
 
+// Copies: a state that is written to disk while training goes on must not change under the writer.
+template <typename Options>
+StateDict saved_form(const OptimizerState<Options>& state) {
+  return on_host(live_form(state));
+}
+
 template <typename Options>
 void load(const StateDict& saved, OptimizerState<Options>& state) {
   constexpr const char* whose = Rule<Options>::kName;
@@ -106,7 +113,7 @@ void load(const StateDict& saved, OptimizerState<Options>& state) {
   OptimizerState<Options> as_saved = state;
   as_saved.slots = slots_as_saved(saved, state);
   std::vector<std::string> expected;
-  for (const auto& [name, value] : saved_form(as_saved)) expected.push_back(name);
+  for (const auto& [name, value] : live_form(as_saved)) expected.push_back(name);
   saved.expect_exactly(whose, {expected.begin(), expected.end()});
 
   Faults faults;

@@ -10,7 +10,6 @@
 #include <ATen/ops/lt.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/stack.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <halfstep/error.h>
 
 #include <cmath>
@@ -28,31 +27,6 @@ constexpr double kLargestNorm = 0x1p63;
 enum : std::size_t { kNorms, kNorm, kFinite, kLossScale };
 
 }  // namespace
-
-Arrival::Arrival(const std::vector<at::Tensor>& tensors) {
-  for (const at::Tensor& tensor : tensors) {
-    if (tensor.is_cpu()) {
-      on_host_.push_back(tensor.clone());
-      continue;
-    }
-    on_host_.push_back(at::empty(tensor.sizes(), tensor.options().device(at::kCPU).pinned_memory(true)));
-    on_host_.back().copy_(tensor, /*non_blocking=*/true);
-  }
-  const c10::Device device = tensors.front().device();
-  if (device.is_cpu()) return;
-  sent_.emplace(device.type());
-  sent_->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
-}
-
-bool Arrival::arrived() const { return !sent_ || sent_->query(); }
-
-const at::Tensor& Arrival::wait_for(std::size_t i) const {
-  if (sent_) {
-    if (!sent_->query()) sent_->synchronize();
-    sent_.reset();
-  }
-  return on_host_[i];
-}
 
 const GradFindings& GradsOnDevice::read() const {
   if (found_) return *found_;

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/Event.h>
 #include <halfstep/grads.h>
 
 #include <memory>
@@ -10,22 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "tensor/transfers.h"
+
 namespace halfstep {
-
-/// Tensors on their way from a device to the host, sent without waiting.
-class Arrival {
- public:
-  explicit Arrival(const std::vector<at::Tensor>& tensors);
-
-  /// Whether they are there. Does not wait.
-  bool arrived() const;
-  /// The i-th of them on the host. Waits.
-  const at::Tensor& wait_for(std::size_t i) const;
-
- private:
-  std::vector<at::Tensor> on_host_;
-  mutable std::optional<c10::Event> sent_;  // none where the tensors were the host's
-};
 
 /// Scalars of one device. Whoever steps by them does not ask for their values.
 struct GradsOnDevice {

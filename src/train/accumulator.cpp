@@ -139,7 +139,7 @@ void GradAccumulator::begin_step() {
   closed_ = false;
 }
 
-StateDict GradAccumulator::saved_form(const std::vector<Param>& params) const {
+StateDict GradAccumulator::live_form(const std::vector<Param>& params) const {
   StateDict saved;
   if (micro_batches_ == 0 || closed_) return saved;
   saved.set("micro_batches", micro_batches_);
@@ -147,9 +147,8 @@ StateDict GradAccumulator::saved_form(const std::vector<Param>& params) const {
   saved.set("bad_parameter", bad_parameter_);
   for (std::size_t i = 0; i < sums_.size(); ++i) {
     if (!sums_[i].begun) continue;
-    saved.set("sum." + params[i].name, sums_[i].values.clone());
-    if (sums_[i].compensation.defined())
-      saved.set("compensation." + params[i].name, sums_[i].compensation.clone());
+    saved.set("sum." + params[i].name, sums_[i].values);
+    if (sums_[i].compensation.defined()) saved.set("compensation." + params[i].name, sums_[i].compensation);
   }
   return saved;
 }
@@ -179,7 +178,7 @@ void GradAccumulator::load(const StateDict& saved, const std::vector<Param>& par
     faults.throw_if_any("MixedPrecision, sum of micro-batches");
     // What names are left over belong to no parameter, or to another kind of accumulation.
     std::vector<std::string> names;
-    for (const auto& [name, value] : loaded.saved_form(params)) names.push_back(name);
+    for (const auto& [name, value] : loaded.live_form(params)) names.push_back(name);
     saved.expect_exactly("MixedPrecision, sum of micro-batches", {names.begin(), names.end()});
   }
   *this = std::move(loaded);

@@ -34,7 +34,7 @@ class GradAccumulator {
   void begin_step();
 
   /// The sum so far; empty between steps, and once the sum is closed.
-  StateDict saved_form(const std::vector<Param>& params) const;
+  StateDict live_form(const std::vector<Param>& params) const;
   /// Goes on from a saved sum, or throws an Error that lists all that does not fit and changes nothing.
   void load(const StateDict& saved, const std::vector<Param>& params);
 

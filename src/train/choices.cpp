@@ -144,12 +144,16 @@ void RunOptimizer::zero_grad() {
   std::visit([](auto& optimizer) { optimizer.zero_grad(); }, optimizer_);
 }
 
-double RunOptimizer::next_lr() const {
+double RunOptimizer::lr_at(int64_t steps) const {
   return std::visit(
-      [](const auto& optimizer) {
-        return optimizer.options().lr * optimizer.options().schedule.factor(optimizer.steps());
+      [&](const auto& optimizer) {
+        return optimizer.options().lr * optimizer.options().schedule.factor(steps);
       },
       optimizer_);
+}
+
+int64_t RunOptimizer::steps() const {
+  return std::visit([](const auto& optimizer) { return optimizer.steps(); }, optimizer_);
 }
 
 StateDict RunOptimizer::state_dict() const {

@@ -23,7 +23,8 @@ class RunOptimizer {
 
   [[nodiscard]] StepReport step(const GradMultiplier& multiplier, StepOptions options);
   void zero_grad();
-  double next_lr() const;  ///< of the next step
+  double lr_at(int64_t steps) const;  ///< of the step after so many
+  int64_t steps() const;              ///< that were taken; waits for an accelerator
   StateDict state_dict() const;
   /// What was saved, with the options of the configuration: rate, decay and schedule may be others now.
   void load_state_dict(const StateDict& saved);

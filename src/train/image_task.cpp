@@ -8,6 +8,7 @@
 #include <halfstep/error.h>
 #include <halfstep/models.h>
 
+#include "tensor/transfers.h"
 #include "train/tasks.h"
 #include "words/numbers.h"
 
@@ -55,7 +56,7 @@ class ImageTask final : public Task {
   std::string unit() const override { return "images"; }
   int64_t items_per_batch() const override { return config_.data.batch_size; }
 
-  void take_batch() override { batch_ = batches_.next(); }
+  void take_batch() override { batch_ = on_device(batches_.next()); }
   at::Tensor loss() override { return at::cross_entropy_loss(model_->forward(batch_.images), batch_.labels); }
 
   Score evaluate(const MixedPrecision& precision) override {
@@ -64,15 +65,21 @@ class ImageTask final : public Task {
     in_order.shuffle = false;
     ImageBatches held(held_out_.images, held_out_.labels, in_order);
     Score score;
+    std::vector<at::Tensor>
+        found;  // loss and right answers, read together: an accelerator is waited for once
     int64_t right = 0;
     for (int64_t batches = 0; score.count < held.count(); ++batches) {
       if (config_.train.evaluate_batches > 0 && batches == config_.train.evaluate_batches) break;
-      const ImageBatch batch = held.next();
+      const ImageBatch batch = on_device(held.next());
       const at::Tensor logits = precision.forward([&] { return model_->forward(batch.images); });
-      score.loss +=
-          at::cross_entropy_loss(logits.to(at::kFloat), batch.labels, {}, at::Reduction::Sum).item<double>();
-      right += logits.argmax(1).eq(batch.labels).sum().item<int64_t>();
+      found.push_back(at::cross_entropy_loss(logits.to(at::kFloat), batch.labels, {}, at::Reduction::Sum));
+      found.push_back(logits.argmax(1).eq(batch.labels).sum());
       score.count += batch.labels.size(0);
+    }
+    const Arrival arrival(found);
+    for (size_t i = 0; i < found.size(); i += 2) {
+      score.loss += arrival.wait_for(i).item<double>();
+      right += arrival.wait_for(i + 1).item<int64_t>();
     }
     score.loss /= static_cast<double>(score.count);
     score.accuracy = static_cast<double>(right) / static_cast<double>(score.count);
@@ -94,6 +101,11 @@ class ImageTask final : public Task {
   }
 
  private:
+  ImageBatch on_device(const ImageBatch& batch) const {
+    const at::Device device = model_->parameters().front().device();
+    return {.images = sent_to(device, batch.images), .labels = sent_to(device, batch.labels)};
+  }
+
   /// Pixels with the training images' mean 0 and deviation 1.
   ImageBatchOptions batch_options() const {
     const at::Tensor pixels = training_.images.to(at::kFloat) / 255;

@@ -19,6 +19,7 @@
 #include "tensor/faults.h"
 #include "tensor/grads_on_device.h"
 #include "tensor/param_checks.h"
+#include "tensor/transfers.h"
 #include "tensor/update_path.h"
 #include "tensor/vector_math.h"
 #include "train/accumulator.h"
@@ -191,8 +192,9 @@ struct MixedPrecision::Impl {
   std::optional<train::GradAccumulator> accumulator;
   train::WeightWatch weights;
   std::optional<train::BufferGuard> buffers;
-  std::optional<ScaleOnDevice> on_device;  // where parameters are not on the CPU
-  bool backward_ran = false;               // since the last advance
+  std::optional<ScaleOnDevice> on_device;        // where parameters are not on the CPU
+  std::optional<SkipLimitError> passed_limit{};  // told by the next advance, whoever read the verdict
+  bool backward_ran = false;                     // since the last advance
   bool inspected = false;
 
   Impl(Precision given, train::Contents contents, MixedPrecisionOptions given_options)
@@ -233,7 +235,11 @@ struct MixedPrecision::Impl {
       const GradSummary grads = unread.front();
       unread.pop_front();
       scaler.state = next_state(scaler.options, scaler.state, grads.finite());
-      scaling::check_skip_limit("MixedPrecision", scaler.options, scaler.state, grads.first_bad());
+      try {
+        scaling::check_skip_limit("MixedPrecision", scaler.options, scaler.state, grads.first_bad());
+      } catch (const SkipLimitError& error) {
+        if (!passed_limit) passed_limit.emplace(error);
+      }
     }
   }
 
@@ -249,6 +255,7 @@ struct MixedPrecision::Impl {
     // No limit of skipped steps is passed unseen.
     const int64_t most = scaler.options.max_consecutive_skips;
     if (most > 0 && static_cast<int64_t>(on_device->unread.size()) >= most) take_verdicts(/*wait=*/true);
+    if (passed_limit) throw *std::exchange(passed_limit, std::nullopt);
   }
 
   /// Autograd would add to it: in the parameter's own low precision, which rounds away what later
@@ -273,6 +280,9 @@ struct MixedPrecision::Impl {
                      "' has a gradient that MixedPrecision::backward did not make, so that it does not carry "
                      "the loss scale. Call mp.backward(loss) where the loop calls loss.backward().");
   }
+
+  /// What state_dict saves, with the tensors themselves.
+  StateDict live_state();
 
   GradSummary inspect(GradDetail detail) const {
     if (on_device)
@@ -446,30 +456,30 @@ static void for_each_tensor(const std::vector<Param>& params, const train::Named
   for (const auto& [name, buffer] : buffers) visit(kBufferPrefix + name, buffer);
 }
 
-StateDict MixedPrecision::state_dict() const {
-  impl_->take_verdicts(/*wait=*/true);
-  for (const Param& param : impl_->params) take_replaced(param);
+StateDict MixedPrecision::Impl::live_state() {
+  take_verdicts(/*wait=*/true);
+  for (const Param& param : params) take_replaced(param);
   StateDict saved;
-  saved.set("precision", impl_->precision.name());
-  saved.set("weights", std::string(to_string(impl_->precision.weights)));
-  for_each_tensor(
-      impl_->params, impl_->buffers->buffers(),
-      [&](const std::string& name, const at::Tensor& tensor) { saved.set(name, tensor.detach().clone()); });
-  for (const auto& [name, value] : scaling::saved_form(impl_->scaler))
-    saved.set(kLossScalePrefix + name, value);
-  if (!impl_->accumulator) return saved;
-  const StateDict sum = impl_->accumulator->saved_form(impl_->params);
+  saved.set("precision", precision.name());
+  saved.set("weights", std::string(to_string(precision.weights)));
+  for_each_tensor(params, buffers->buffers(), [&](const std::string& name, const at::Tensor& tensor) {
+    saved.set(name, tensor.detach());
+  });
+  for (const auto& [name, value] : scaling::saved_form(scaler)) saved.set(kLossScalePrefix + name, value);
+  if (!accumulator) return saved;
+  const StateDict sum = accumulator->live_form(params);
   for (const auto& [name, value] : sum) saved.set(kAccumulationPrefix + name, value);
-  const auto& buffers = impl_->buffers->buffers();
-  for (std::size_t i = 0; i < buffers.size() && sum.size() > 0; ++i)
-    if (const at::Tensor values = impl_->buffers->at_start_of_step(i); values.defined())
-      saved.set(kStartOfStepPrefix + buffers[i].first, values.clone());
+  for (std::size_t i = 0; i < buffers->buffers().size() && sum.size() > 0; ++i)
+    if (const at::Tensor values = buffers->at_start_of_step(i); values.defined())
+      saved.set(kStartOfStepPrefix + buffers->buffers()[i].first, values);
   return saved;
 }
 
+StateDict MixedPrecision::state_dict() const { return on_host(impl_->live_state()); }
+
 void MixedPrecision::load_state_dict(const StateDict& saved) {
   const at::NoGradGuard no_grad;
-  const StateDict present = state_dict();
+  const StateDict present = impl_->live_state();
   // The sum of micro-batches and what belongs to it are there or not, as the step was begun or not; the
   // accumulator looks at its names.
   const auto is_of_a_step = [&](const std::string& name) {

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <fstream>
 
+#include "tensor/transfers.h"
 #include "train/tasks.h"
 #include "train/token_sources.h"
 #include "words/numbers.h"
@@ -116,19 +117,25 @@ class TextTask final : public Task {
     return model_->flops_per_token(config_.data.sequence_length) * static_cast<double>(items_per_batch());
   }
 
-  void take_batch() override { batch_ = batches_->next(); }
+  void take_batch() override { batch_ = on_device(batches_->next()); }
   at::Tensor loss() override { return model_->loss(batch_.inputs, batch_.targets); }
 
   Score evaluate(const MixedPrecision& precision) override {
     const EvaluationScope evaluation(*model_);
     held_out_->load_state_dict(held_out_beginning_);
     Score score;
+    std::vector<at::Tensor> losses;  // read together: an accelerator is waited for once
+    std::vector<int64_t> counts;
     for (int64_t batches = 0; held_out_->sequences_taken() < held_out_->windows(); ++batches) {
       if (config_.train.evaluate_batches > 0 && batches == config_.train.evaluate_batches) break;
-      const TokenBatch batch = held_out_->next();
-      const at::Tensor loss = precision.forward([&] { return model_->loss(batch.inputs, batch.targets); });
-      score.loss += loss.item<double>() * static_cast<double>(batch.inputs.numel());
-      score.count += batch.inputs.numel();
+      const TokenBatch batch = on_device(held_out_->next());
+      losses.push_back(precision.forward([&] { return model_->loss(batch.inputs, batch.targets); }));
+      counts.push_back(batch.inputs.numel());
+    }
+    const Arrival arrival(losses);
+    for (size_t i = 0; i < losses.size(); ++i) {
+      score.loss += arrival.wait_for(i).item<double>() * static_cast<double>(counts[i]);
+      score.count += counts[i];
     }
     score.loss /= static_cast<double>(score.count);
     return score;
@@ -159,6 +166,11 @@ class TextTask final : public Task {
   }
 
  private:
+  TokenBatch on_device(const TokenBatch& batch) const {
+    const at::Device device = model_->parameters().front().device();
+    return {.inputs = sent_to(device, batch.inputs), .targets = sent_to(device, batch.targets)};
+  }
+
   TokenBatchOptions batch_options(bool shuffle) const {
     return {.batch_size = config_.data.batch_size,
             .sequence_length = config_.data.sequence_length,

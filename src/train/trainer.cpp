@@ -124,6 +124,10 @@ class Trainer::Impl::Run {
     while (!trainer_.last(step_)) {
       // Right after going back nothing could be saved, and the batches that are left out would be forgotten.
       const bool may_stop = !just_went_back_;
+      if ((stop_.load() || out_of_time()) && may_stop) {
+        if (const auto end = tell_steps()) return *end;
+        if (just_went_back_) continue;
+      }
       if (stop_.load() && may_stop)
         return ended(RunOutcome::Interrupted, detail::concat("stopped after step ", step_, " of ",
                                                              config_.train.steps, "; ", how_to_go_on()));
@@ -160,10 +164,34 @@ class Trainer::Impl::Run {
     trace_if_asked();
     watchdog_.now(detail::concat("in step ", step_ + 1));
     PhaseClock clock;
-    latest_ = training_.step(step_ + 1, folder_.histograms_at(step_ + 1));
+    training_.step(step_ + 1, folder_.histograms_at(step_ + 1));
     ++step_;
     longest_step_ = std::max(longest_step_, clock.seconds());
-    tell_step();
+    const bool save_is_due = folder_.save_due(step_) || just_went_back_;
+    just_went_back_ = false;
+    if (is_told_at_once(step_) || save_is_due) {
+      if (auto end = tell_steps()) return end;
+      if (just_went_back_) return std::nullopt;
+    }
+    write_trace_if_due();
+    folder_.look_after_saves(step_);
+    if (save_is_due || is_new_best()) save();
+    folder_.write_status("training", latest_ ? &*latest_ : nullptr, /*at_once=*/false);
+    return std::nullopt;
+  }
+
+  /// An accelerator is asked, and waited for, where somebody will read what it says.
+  bool is_told_at_once(int64_t step) const {
+    return !training_.on_accelerator() || due(step, config_.log.every) || is_evaluated(step) ||
+           due(step, config_.train.sample_every) || trainer_.last(step);
+  }
+
+  /// Log and watcher learn of the steps that were taken since the last time. How the run ends, if it does.
+  std::optional<RunEnd> tell_steps() {
+    for (StepRecord& record : training_.records()) {
+      latest_ = std::move(record);
+      tell_step();
+    }
     try {
       training_.check_not_diverged();
       if (const auto why = training_.diverged(); why && config_.train.on_divergence != "go_on")
@@ -171,33 +199,28 @@ class Trainer::Impl::Run {
     } catch (const SkipLimitError& error) {
       if (config_.train.on_divergence != "go_on") return after_divergence(error.what());
     }
-    write_trace_if_due();
-    folder_.look_after_saves(step_);
-    const bool first_after_rollback = std::exchange(just_went_back_, false);
-    if (folder_.save_due(step_) || is_new_best() || first_after_rollback) save();
-    folder_.write_status("training", &*latest_, /*at_once=*/false);
     return std::nullopt;
   }
 
-  /// Once it returns, log and watcher know of the step.
   void tell_step() {
     StepRecord& record = *latest_;
     record.seconds = folder_.seconds();
     std::optional<EvaluationRecord> evaluation;
     try {
-      evaluation = evaluation_after(step_);
+      if (record.step == step_) evaluation = evaluation_after(step_);
     } catch (...) {
       folder_.write(record);  // the step was taken, and may be saved
       watcher_.step(record);
       throw;
     }
     if (evaluation) record.evaluation_loss = evaluation->loss;
-    if (due(step_, config_.log.every) || record.skipped || evaluation || trainer_.last(step_))
+    if (due(record.step, config_.log.every) || record.skipped || evaluation || trainer_.last(record.step))
       folder_.write(record);
     watcher_.step(record);
     tell(evaluation);
     // A model that has no finite loss has nothing to say.
-    if (due(step_, config_.train.sample_every) && !record.skipped && std::isfinite(record.loss))
+    if (record.step == step_ && due(step_, config_.train.sample_every) && !record.skipped &&
+        std::isfinite(record.loss))
       tell_sample();
   }
 
@@ -245,6 +268,12 @@ class Trainer::Impl::Run {
   }
 
   void save_what_is_left() {
+    for (StepRecord& record : training_.records()) {
+      record.seconds = folder_.seconds();
+      folder_.write(record);
+      watcher_.step(record);
+      latest_ = std::move(record);
+    }
     watchdog_.now(detail::concat("saving step ", step_));
     folder_.write_status("saving", latest_ ? &*latest_ : nullptr, /*at_once=*/true);
     folder_.finish_saves(step_);
@@ -388,7 +417,8 @@ RunEstimate Trainer::estimate() {
   int64_t peak_bytes = 0;
   for (int64_t step = 1; step <= kTried; ++step) {
     PhaseClock clock;
-    const StepRecord record = impl_->training.step(step, nullptr);
+    impl_->training.step(step, nullptr);
+    const StepRecord record = impl_->training.records().back();
     impl_->training.check_not_diverged();
     estimate.seconds_per_step = clock.seconds();  // of the last: the first ones warm up
     if (record.memory) peak_bytes = std::max(peak_bytes, record.memory->peak_bytes);

@@ -1,12 +1,15 @@
 #include "train/training.h"
 
+#include <halfstep/error.h>
 #include <halfstep/memory.h>
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/mm.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/ScalarType.h>
 
 #include <algorithm>
@@ -15,6 +18,7 @@
 #include <map>
 #include <mutex>
 
+#include "tensor/update_path.h"
 #include "train/choices.h"
 #include "train/phase_clock.h"
 
@@ -56,7 +60,28 @@ MixedPrecision make_precision(const RunConfig& config, torch::nn::Module& model)
   return {precision_of(config), model, {.autocast = {.allow_emulated = true}, .accumulation = accumulation}};
 }
 
-std::optional<MemoryRecord> memory_of_step() {
+/// LibTorch's own statistics of a device's memory; none where it keeps none.
+c10::DeviceAllocator* counting_allocator(at::Device device) {
+  auto* allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device.type()));
+  return allocator && allocator->initialized() ? allocator : nullptr;
+}
+
+void reset_peak(at::Device device) {
+  reset_memory_peak();
+  if (device.is_cpu()) return;
+  if (auto* allocator = counting_allocator(device)) allocator->resetPeakStats(device.index());
+}
+
+std::optional<MemoryRecord> memory_on(at::Device device) {
+  auto* allocator = counting_allocator(device);
+  if (!allocator) return std::nullopt;
+  constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  const auto bytes = allocator->getDeviceStats(device.index()).allocated_bytes[kAll];
+  return MemoryRecord{.live_bytes = bytes.current, .peak_bytes = bytes.peak};
+}
+
+std::optional<MemoryRecord> memory_of_step(at::Device device) {
+  if (!device.is_cpu()) return memory_on(device);
   if (!cpu_allocator_installed()) return std::nullopt;
   const MemoryReport report = memory_report();
   MemoryRecord record{.live_bytes = static_cast<int64_t>(report.live.total),
@@ -69,15 +94,36 @@ std::optional<MemoryRecord> memory_of_step() {
   return record;
 }
 
+/// The task with its model on the device of the configuration.
+std::unique_ptr<Task> placed(const RunConfig& config, std::unique_ptr<Task> task) {
+  const std::string& name = config.run.device;
+  std::optional<at::Device> device;
+  try {
+    device.emplace(name);
+    (void)at::empty({1}, at::TensorOptions(*device));
+  } catch (const std::exception& error) {
+    const std::string_view why = error.what();
+    detail::throw_error(detail::concat(
+        "run.device is '", name, "', and LibTorch has no such device here: ", why.substr(0, why.find('\n')),
+        " `halfstep env` lists what there is."));
+  }
+  if (!device->is_cpu()) task->model().to(*device);
+  return task;
+}
+
+at::Device device_of(const MixedPrecision& precision) { return precision.params().front().working.device(); }
+
 }  // namespace
 
 Training::Training(const RunConfig& config, std::unique_ptr<Task> task)
     : config_(config),
-      task_(std::move(task)),
+      task_(placed(config, std::move(task))),
       precision_(make_precision(config, task_->model())),
-      optimizer_(precision_.params(), config) {
+      optimizer_(precision_.params(), config),
+      on_accelerator_(!kernels_serve(precision_.params().front().working)) {
+  // How fast an accelerator could be is not measured: its products would have to be waited for.
   const auto flops = task_->flops_per_batch();
-  if (!flops) return;
+  if (!flops || on_accelerator_) return;
   flops_per_step_ = *flops * static_cast<double>(config.train.accumulation);
   machine_flops_ = product_rate(precision_.precision().compute);
 }
@@ -88,20 +134,25 @@ int64_t Training::parameters() const {
   return count;
 }
 
-StepRecord Training::step(int64_t number, EventFile* histograms) {
+void Training::step(int64_t number, EventFile* histograms) {
   const auto batches = static_cast<double>(config_.train.accumulation);
-  StepRecord record{.step = number,
-                    .lr = optimizer_.next_lr(),
-                    .items = task_->items_per_batch() * config_.train.accumulation};
-  reset_memory_peak();
+  StepRecord record{.step = number, .items = task_->items_per_batch() * config_.train.accumulation};
+  const at::Device device = device_of(precision_);
+  reset_peak(device);
   skip_limit_.reset();
   PhaseClock clock;
+  at::Tensor loss_there;  // summed where it is, if the host would have to wait for it
   for (int64_t batch = 0; batch < config_.train.accumulation; ++batch) {
     between_steps_ = false;  // before: a task that throws may have counted the batch
     task_->take_batch();
     clock.lap(record.phases.data);
     const at::Tensor loss = precision_.forward([&] { return task_->loss(); });
-    record.loss += loss.item<double>() / batches;
+    if (on_accelerator_) {
+      const at::Tensor part = loss.detach().to(at::kFloat) / batches;
+      loss_there = loss_there.defined() ? loss_there + part : part;
+    } else {
+      record.loss += loss.item<double>() / batches;
+    }
     clock.lap(record.phases.forward);
     precision_.backward(batches > 1 ? loss / batches : loss);
     clock.lap(record.phases.backward);
@@ -110,10 +161,10 @@ StepRecord Training::step(int64_t number, EventFile* histograms) {
   const GradSummary grads = precision_.inspect_grads();
   clock.lap(record.phases.inspect);
   const auto& clip_norm = config_.optimizer.clip_norm;
-  // Where nobody reads them, they are not counted.
-  const bool logged = config_.log.every > 0 && number % config_.log.every == 0;
+  // Where nobody reads them, they are not counted; on an accelerator they cannot be.
+  const bool stalls = config_.log.every > 0 && number % config_.log.every == 0 && !on_accelerator_;
   const StepReport report =
-      optimizer_.step(clip_norm ? grads.clipped_to(*clip_norm) : grads.unclipped(), {.stalls = logged});
+      optimizer_.step(clip_norm ? grads.clipped_to(*clip_norm) : grads.unclipped(), {.stalls = stalls});
   clock.lap(record.phases.step);
   if (histograms != nullptr) write_histograms(*histograms, number);
   optimizer_.zero_grad();
@@ -123,27 +174,56 @@ StepRecord Training::step(int64_t number, EventFile* histograms) {
   } catch (const SkipLimitError& error) {
     skip_limit_.emplace(error);
   }
+  between_steps_ = true;
+  record.memory = memory_of_step(device);
+  clock.lap(record.phases.other);
+  taken_.push_back({.record = record, .report = report, .counts_stalls = stalls, .seconds = clock.seconds()});
+  if (on_accelerator_) taken_.back().loss.emplace(std::vector<at::Tensor>{loss_there});
+}
 
+std::vector<StepRecord> Training::records() {
+  if (taken_.empty()) return {};
+  PhaseClock clock;
+  if (taken_.back().loss) (void)taken_.back().loss->wait_for(0);  // with it everything before it is there
+  double seconds = 0, items = 0;
+  for (Taken& taken : taken_) {
+    tell(taken);
+    seconds += taken.seconds;
+    items += static_cast<double>(taken.record.items);
+  }
+  if (on_accelerator_) {
+    clock.lap(taken_.back().record.phases.other);
+    seconds += clock.seconds();
+  }
+  std::vector<StepRecord> records;
+  for (Taken& taken : taken_) {
+    taken.record.items_per_second = items / seconds;
+    records.push_back(std::move(taken.record));
+  }
+  if (flops_per_step_) {
+    // Measured on a machine that was busy then, the peak may have come out too low.
+    machine_flops_ = std::max(machine_flops_, *flops_per_step_ / seconds);
+    records.back().share_of_peak = *flops_per_step_ / seconds / machine_flops_;
+  }
+  taken_.clear();
+  return records;
+}
+
+void Training::tell(Taken& taken) {
+  auto& [record, report, loss, counts_stalls, seconds] = taken;
+  if (loss) record.loss = loss->wait_for(0).item<double>();
+  record.lr = optimizer_.lr_at(optimizer_steps_);
   record.grad_norm = report.grad_norm();
   if (precision_.precision().loss_scaling) record.loss_scale = report.loss_scale();
   record.skipped = !report.stepped();
   if (record.skipped) {
     record.why = report.sentence();
     record.parameter = report.parameter();
-  } else if (logged) {
-    record.stalled_share = report.stall().lost_fraction();
+  } else {
+    ++optimizer_steps_;
+    if (counts_stalls) record.stalled_share = report.stall().lost_fraction();
   }
-  watch_.see(number, record.loss, record.skipped);
-  between_steps_ = true;
-  record.memory = memory_of_step();
-  clock.lap(record.phases.other);
-  record.items_per_second = static_cast<double>(record.items) / clock.seconds();
-  if (flops_per_step_) {
-    // Measured on a machine that was busy then, the peak may have come out too low.
-    machine_flops_ = std::max(machine_flops_, *flops_per_step_ / clock.seconds());
-    record.share_of_peak = *flops_per_step_ / clock.seconds() / machine_flops_;
-  }
-  return record;
+  watch_.see(record.step, record.loss, record.skipped);
 }
 
 EvaluationRecord Training::evaluate(int64_t step) {
@@ -170,7 +250,7 @@ std::optional<SampleRecord> Training::sample(int64_t step) {
 void Training::write_histograms(EventFile& events, int64_t step) const {
   const at::NoGradGuard no_grad;
   const auto write = [&](const std::string& tag, const at::Tensor& tensor, double scaled_by = 1) {
-    at::Tensor values = tensor.to(at::kFloat).contiguous();
+    at::Tensor values = tensor.cpu().to(at::kFloat).contiguous();
     if (scaled_by != 1) values = values / scaled_by;
     events.histogram(tag, {values.const_data_ptr<float>(), static_cast<size_t>(values.numel())}, step);
   };
@@ -210,6 +290,8 @@ void Training::restore(const Checkpoint& checkpoint) {
   // The saved rules come along with the scale; the configuration may ask for others now.
   if (const auto rules = precision_of(config_).loss_scaling) precision_.set_loss_scaling(*rules);
   optimizer_.load_state_dict(checkpoint.part("optimizer"));
+  optimizer_steps_ = optimizer_.steps();
+  taken_.clear();
   load_random_state(checkpoint.part("random"));
   task_->load_state_dict(checkpoint.part("task"));
   watch_.load_state_dict(checkpoint.part("watch"));

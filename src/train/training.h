@@ -11,6 +11,7 @@
 #include <limits>
 #include <memory>
 
+#include "tensor/transfers.h"
 #include "train/choices.h"
 #include "train/watches.h"
 
@@ -24,10 +25,14 @@ class Training {
   const MixedPrecision& precision() const { return precision_; }
   int64_t parameters() const;
 
+  bool on_accelerator() const { return on_accelerator_; }
+
   /// One update of the weights, or a skipped one. `histograms`, if given, gets those of weights and
-  /// gradients.
-  StepRecord step(int64_t number, EventFile* histograms);
-  /// Throws the SkipLimitError of the last step, if it had one: after the step was logged.
+  /// gradients. An accelerator is not waited for.
+  void step(int64_t number, EventFile* histograms);
+  /// Of the steps since the last call. Waits for an accelerator, once.
+  std::vector<StepRecord> records();
+  /// Throws the SkipLimitError of a step, if one had it: after the step was logged.
   void check_not_diverged() const {
     if (skip_limit_) throw *skip_limit_;
   }
@@ -76,6 +81,17 @@ class Training {
     double evaluated_loss = 0;
   };
 
+  /// A step that was taken, and what of it an accelerator may still have to tell.
+  struct Taken {
+    StepRecord record;
+    StepReport report;
+    std::optional<Arrival> loss{};
+    bool counts_stalls = false;
+    double seconds = 0;
+  };
+
+  void tell(Taken& taken);
+
   /// So soon after a rollback that it may diverge again: the ones before are kept until then.
   bool on_trial(int64_t step) const;
   void write_histograms(EventFile& events, int64_t step) const;
@@ -86,6 +102,9 @@ class Training {
   RunOptimizer optimizer_;
   DivergenceWatch watch_;
   Progress progress_;
+  bool on_accelerator_ = false;
+  std::vector<Taken> taken_;
+  int64_t optimizer_steps_ = 0;  ///< that are known to be taken
   bool between_steps_ = true;
   std::optional<SkipLimitError> skip_limit_;
   std::optional<double> flops_per_step_;

@@ -1,0 +1,95 @@
+// Runs of the trainer on the test accelerator: their bits, their waits, and checkpoints that go from one
+// device to another.
+#include <gtest/gtest.h>
+#include <halfstep/error.h>
+#include <halfstep/models.h>
+#include <torch/torch.h>
+
+#include "support/any_machine.h"
+#include "support/counting_device.h"
+#include "support/error_of.h"
+#include "tensor/update_path.h"
+#include "train/trainer_fixture.h"
+
+namespace halfstep::testing {
+namespace {
+
+class DeviceTrainer : public TrainerTest {
+ protected:
+  ResolvedConfig on(const std::string& device, std::vector<std::string> set = {}) const {
+    set.push_back("run.device=" + device);
+    // With it LibTorch computes attention by other operations, and other ones on each device.
+    set.emplace_back("model.dropout=0");
+    return config(set);
+  }
+
+  std::vector<double> losses(const std::string& name) const {
+    std::vector<double> found;
+    for (const json& record : log(name))
+      if (record.at("kind") == "step" || record.at("kind") == "evaluation")
+        found.push_back(record.at("loss"));
+    return found;
+  }
+
+  AtenOnCpu twin_;
+};
+
+TEST_F(DeviceTrainer, RunHasTheBitsOfTheSameOperationsOnTheCpu) {
+  for (const std::string precision : {"fp32", "bf16", "fp16"}) {
+    const std::vector<std::string> set = {"precision.compute=" + precision};
+    Counter here, there;
+    run(on("cpu", set), precision + "-here", here);
+    run(on("counting", set), precision + "-there", there);
+    EXPECT_EQ(there.steps, 8);
+    EXPECT_EQ(there.evaluations, 3);
+    EXPECT_EQ(there.samples, here.samples);
+    EXPECT_EQ(losses(precision + "-there"), losses(precision + "-here")) << precision;
+    EXPECT_EQ(last_state(precision + "-there"), last_state(precision + "-here")) << precision;
+    EXPECT_EQ(load_pretrained(folder_ / (precision + "-there") / "model")->vocabulary(), 256);
+  }
+}
+
+TEST_F(DeviceTrainer, CheckpointsGoFromOneDeviceToTheOther) {
+  for (const std::string precision : {"bf16", "fp16"}) {
+    const std::vector<std::string> set = {"precision.compute=" + precision};
+    Counter whole, first(2), second(5), third;
+    run(on("cpu", set), precision + "-whole", whole);
+    run(on("counting", set), precision + "-parts", first);
+    EXPECT_EQ(run(on("cpu", set), precision + "-parts", second).step, 5);
+    EXPECT_EQ(run(on("counting", set), precision + "-parts", third).outcome, RunOutcome::Done);
+    EXPECT_EQ(last_state(precision + "-parts"), last_state(precision + "-whole")) << precision;
+    EXPECT_EQ(losses(precision + "-parts"), losses(precision + "-whole")) << precision;
+  }
+}
+
+/// One for each logged step, one for each evaluation, none for the others.
+TEST_F(DeviceTrainer, WaitsForLoggedStepsAndEvaluationsOnly) {
+  const auto waits_of = [&](int64_t log_every, int64_t evaluate_every) {
+    const std::string name = "log" + std::to_string(log_every) + "-" + std::to_string(evaluate_every);
+    Counter counter;
+    const ResolvedConfig resolved =
+        on("counting", {"precision.compute=fp16", "train.steps=24", "train.sample_every=0",
+                        "checkpoint.every=0", "log.every=" + std::to_string(log_every),
+                        "train.evaluate_every=" + std::to_string(evaluate_every)});
+    Trainer trainer(resolved, folder_ / name);
+    reset_device_counts();
+    trainer.run(counter, counter.stop);
+    EXPECT_EQ(counter.steps, 24);
+    return device_counts().waits;
+  };
+  const int64_t seldom = waits_of(/*log_every=*/12, /*evaluate_every=*/0);
+  EXPECT_EQ(waits_of(/*log_every=*/1, 0), seldom + 22);
+  EXPECT_LE(waits_of(/*log_every=*/12, /*evaluate_every=*/12), seldom + 3);
+  std::printf("waits of a run of 24 steps, 2 of them logged, with its last checkpoint: %ld\n", long(seldom));
+}
+
+TEST_F(DeviceTrainer, DeviceThatIsNotThereIsRefusedByName) {
+  Counter counter;
+  for (const char* name : {"gpu", "cuda:0", "xpu"})
+    EXPECT_NE(error_of([&] { run(on(name), "run", counter); }).find(std::string("run.device is '") + name),
+              std::string::npos)
+        << name;
+}
+
+}  // namespace
+}  // namespace halfstep::testing
