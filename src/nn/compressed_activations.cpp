@@ -1,7 +1,14 @@
 #include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/as_strided.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/frexp.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/isinf.h>
+#include <ATen/ops/where.h>
 #include <halfstep/activations.h>
 #include <halfstep/error.h>
 #include <torch/csrc/autograd/function.h>
@@ -16,6 +23,7 @@
 #include "kernels/cast.h"
 #include "tensor/dense.h"
 #include "tensor/saved_tensors.h"
+#include "tensor/update_path.h"
 
 namespace halfstep {
 namespace {
@@ -145,6 +153,45 @@ void decode_fp8_blocks(const at::Tensor& bytes, Format format, const at::Tensor&
   });
 }
 
+at::ScalarType fp8_type(Format format) {
+  return format == Format::E4M3 ? at::kFloat8_e4m3fn : at::kFloat8_e5m2;
+}
+
+/// 2^exponents: the bits of FP32, without a power's rounding.
+at::Tensor powers_of_two(const at::Tensor& exponents) {
+  return ((exponents + 127) * (1 << 23)).view(at::kFloat);
+}
+
+/// fp8_blocks and decode_fp8_blocks by ATen's operations, where our kernels do not run: the same bytes, but
+/// for the payload of NaNs.
+at::Tensor fp8_blocks_by_aten(const at::Tensor& flat, Format format) {
+  const int64_t elements = flat.numel(), blocks = block_count(elements);
+  const double max = traits(format).max;
+  const at::Tensor values =
+      at::constant_pad_nd(flat.to(at::kFloat), {0, blocks * kFp8BlockElements - elements})
+          .view({blocks, kFp8BlockElements});
+  const at::Tensor largest = values.abs().amax(1);
+  const auto [fraction, exponent] = at::frexp(largest);  // from 1/2 up to below 1
+  const at::Tensor lower = fraction.gt(std::ldexp(max, -std::ilogb(max) - 1));
+  const at::Tensor raised = (std::ilogb(max) + 1 - exponent - lower.to(at::kInt)).clamp_(-126, 126);
+  const at::Tensor exponents =
+      raised.masked_fill(largest.eq(0).logical_or(at::isfinite(largest).logical_not()), 0);
+  const at::Tensor scaled = values * powers_of_two(exponents).unsqueeze(1);
+  const at::Tensor held = at::where(at::isinf(scaled), scaled, scaled.clamp(-max, max));
+  const at::Tensor codes = held.flatten().narrow(0, 0, elements).to(fp8_type(format));
+  return at::cat({codes.view(at::kByte), exponents.to(at::kChar).view(at::kByte)});
+}
+
+at::Tensor decoded_by_aten(const at::Tensor& bytes, Format format, at::ScalarType type) {
+  const int64_t blocks = (bytes.numel() + kFp8BlockElements) / (kFp8BlockElements + 1);
+  const int64_t elements = bytes.numel() - blocks;
+  const at::Tensor exponents = bytes.narrow(0, elements, blocks).view(at::kChar).to(at::kInt);
+  const at::Tensor values = bytes.narrow(0, 0, elements).view(fp8_type(format)).to(at::kFloat);
+  const at::Tensor factors =
+      powers_of_two(exponents.neg()).unsqueeze(1).expand({blocks, kFp8BlockElements}).flatten();
+  return (values * factors.narrow(0, 0, elements)).to(type);
+}
+
 /// The elements as they lie in memory.
 at::Tensor flat(const at::Tensor& dense) {
   return dense.as_strided({dense.numel()}, {1}, dense.storage_offset());
@@ -163,19 +210,24 @@ class Compressor final : public SavedTensorPacker {
                           [](const at::Tensor& kept) { return kept.to(at::kFloat); }};
     }
     if (type != at::kFloat && type != at::kBFloat16 && type != at::kHalf) return std::nullopt;
-    HALFSTEP_CHECK(tensor.is_cpu(), "CompressedActivations: ", traits(format_).name,
-                   " is made on CPU only, and ", type, " ", tensor.sizes(), " is on ", tensor.device(),
-                   ". Use Format::BF16 there.");
     // In the order of its elements in memory, gaps left out: what is computed from it again has that order
     // too.
     const at::Tensor dense =
         tensor.is_non_overlapping_and_dense() ? tensor : tensor.clone(at::MemoryFormat::Preserve);
     return PackedTensor{
-        once(tensor, [&](const at::Tensor&) { return fp8_blocks(flat(dense.detach()), format_); }),
+        once(tensor,
+             [&](const at::Tensor&) {
+               const at::Tensor values = flat(dense.detach());
+               return kernels_serve(values) ? fp8_blocks(values, format_)
+                                            : fp8_blocks_by_aten(values, format_);
+             }),
         [format = format_, sizes = dense.sizes().vec(), strides = dense.strides().vec(),
          options = dense.options()](const at::Tensor& kept) {
           at::Tensor restored = at::empty_strided(sizes, strides, options);
-          decode_fp8_blocks(kept, format, flat(restored));
+          if (kernels_serve(kept))
+            decode_fp8_blocks(kept, format, flat(restored));
+          else
+            flat(restored).copy_(decoded_by_aten(kept, format, c10::typeMetaToScalarType(options.dtype())));
           return restored;
         }};
   }

@@ -6,10 +6,13 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
+#include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/_sparse_coo_tensor_unsafe.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/maximum.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
@@ -17,6 +20,8 @@
 #include <torch/optim/optimizer.h>
 
 #include <algorithm>
+#include <limits>
+#include <map>
 #include <unordered_set>
 
 namespace halfstep::scaling {
@@ -50,6 +55,18 @@ at::Tensor in_fp32(const at::Tensor& grad) {
   // Converted before duplicate rows are summed: 64000 + 64000 is Inf in FP16 and right in FP32.
   return at::_sparse_coo_tensor_unsafe(grad._indices(), grad._values().to(at::kFloat), grad.sizes(),
                                        grad.options().dtype(at::kFloat), grad.is_coalesced());
+}
+
+/// What CUDA's kernel refuses to do for BF16 (pytorch/pytorch#127176), in three operations more.
+void multiply_and_check_bf16_(const std::vector<at::Tensor>& grads, double multiplier, at::Tensor& flag) {
+  std::vector<at::Tensor> filled;  // nothing has no largest magnitude
+  for (const at::Tensor& grad : grads)
+    if (grad.numel() > 0) filled.push_back(grad);
+  if (filled.empty()) return;
+  const at::Tensor largest =
+      at::stack(at::_foreach_norm(filled, std::numeric_limits<double>::infinity(), at::kFloat));
+  flag.copy_(at::maximum(flag, at::isfinite(largest).all().logical_not().to(at::kFloat)));
+  at::_foreach_mul_(filled, multiplier);
 }
 
 }  // namespace
@@ -124,6 +141,10 @@ void multiply_and_check_(const std::vector<at::Tensor>& values, double multiplie
     });
     const std::vector<at::Tensor> batch(rest.begin(), others);
     rest.erase(rest.begin(), others);
+    if (first.scalar_type() == at::kBFloat16 && !first.is_cpu()) {
+      multiply_and_check_bf16_(batch, multiplier, flags.on(first.device()));
+      continue;
+    }
     const auto factor =
         at::full({}, multiplier, at::TensorOptions().dtype(at::kFloat).device(first.device()));
     at::_amp_foreach_non_finite_check_and_unscale_(batch, flags.on(first.device()), factor);
@@ -141,6 +162,19 @@ std::string first_non_finite(torch::optim::Optimizer& optimizer, const Parameter
 }  // namespace halfstep::scaling
 
 namespace halfstep {
+namespace {
+
+using Lists = std::map<std::pair<std::string, at::ScalarType>, std::vector<at::Tensor>>;
+
+/// Those of accelerators, by device and type: one operation for each list.
+Lists lists_on_accelerators(const std::vector<at::Tensor>& grads) {
+  Lists lists;
+  for (const at::Tensor& grad : grads)
+    if (!grad.is_cpu()) lists[{grad.device().str(), grad.scalar_type()}].push_back(grad);
+  return lists;
+}
+
+}  // namespace
 
 at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& params, double max_norm) {
   HALFSTEP_CHECK(max_norm > 0, "clip_grad_norm_: max_norm is ", max_norm, ", expected a positive number.");
@@ -152,8 +186,13 @@ at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& params, double max_nor
     // A sparse gradient's norm is that of its sums, so duplicate rows are added first.
     if (param.grad().is_sparse()) param.mutable_grad() = param.grad().coalesce();
     grads.push_back(param.grad().is_sparse() ? param.grad()._values() : param.grad());
-    norms.push_back(at::linalg_vector_norm(grads.back(), 2, std::nullopt, false, at::kDouble));
+    if (grads.back().is_cpu())
+      norms.push_back(at::linalg_vector_norm(grads.back(), 2, std::nullopt, false, at::kDouble));
   }
+  const Lists lists = lists_on_accelerators(grads);
+  for (const auto& [key, list] : lists)
+    norms.push_back(
+        at::linalg_vector_norm(at::stack(at::_foreach_norm(list, 2, at::kFloat)), 2).to(at::kDouble));
   if (norms.empty()) return at::zeros({}, at::kDouble);
 
   const auto home = norms.front().device();
@@ -162,7 +201,10 @@ at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& params, double max_nor
   const auto shrink =
       (max_norm / (total_norm + 1e-6)).clamp_max(1.0);  // 1e-6 as in torch's own clip_grad_norm_
   const auto multiplier = at::where(at::isfinite(total_norm), shrink, at::ones_like(shrink));
-  for (auto& grad : grads) grad.mul_(multiplier.to(grad.device(), /*non_blocking=*/true));
+  for (auto& grad : grads)
+    if (grad.is_cpu()) grad.mul_(multiplier.to(grad.device(), /*non_blocking=*/true));
+  for (const auto& [key, list] : lists)
+    at::_foreach_mul_(list, multiplier.to(list.front().device(), at::kFloat, /*non_blocking=*/true));
   return total_norm;
 }
 
