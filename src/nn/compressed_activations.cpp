@@ -177,8 +177,11 @@ at::Tensor fp8_blocks_by_aten(const at::Tensor& flat, Format format) {
   const at::Tensor exponents =
       raised.masked_fill(largest.eq(0).logical_or(at::isfinite(largest).logical_not()), 0);
   const at::Tensor scaled = values * powers_of_two(exponents).unsqueeze(1);
-  const at::Tensor held = at::where(at::isinf(scaled), scaled, scaled.clamp(-max, max));
-  const at::Tensor codes = held.flatten().narrow(0, 0, elements).to(fp8_type(format));
+  // LibTorch 2.13 makes E4M3's max of an Inf, which must stay visible.
+  const at::Tensor held = scaled.clamp(-max, max);
+  const at::Tensor marked = format == Format::E4M3 ? held.masked_fill(at::isinf(scaled), NAN)
+                                                   : at::where(at::isinf(scaled), scaled, held);
+  const at::Tensor codes = marked.flatten().narrow(0, 0, elements).to(fp8_type(format));
   return at::cat({codes.view(at::kByte), exponents.to(at::kChar).view(at::kByte)});
 }
 
