@@ -51,14 +51,15 @@ const GradFindings& GradsOnDevice::read() const {
     found.first_bad = names[largest];
   for (std::size_t i = 0; i < micro_batches.size() && !found.finite && found.micro_batch < 0; ++i) {
     if (micro_batches[i].finite()) continue;
-    found.micro_batch = static_cast<int64_t>(i);
+    found.micro_batch = first_micro_batch + static_cast<int64_t>(i);
     found.first_bad = micro_batches[i].first_bad();
   }
   return found_.emplace(std::move(found));
 }
 
 GradSummary inspect_on_device(const std::vector<Param>& params, const at::Tensor& loss_scale,
-                              GradDetail detail, std::vector<GradSummary> micro_batches) {
+                              GradDetail detail, std::vector<GradSummary> micro_batches,
+                              int64_t first_micro_batch) {
   const at::NoGradGuard no_grad;
   GradFindings known;
   std::vector<std::string> names;
@@ -93,6 +94,7 @@ GradSummary inspect_on_device(const std::vector<Param>& params, const at::Tensor
                                                           .known = std::move(known),
                                                           .names = std::move(names),
                                                           .micro_batches = std::move(micro_batches),
+                                                          .first_micro_batch = first_micro_batch,
                                                           .detail = detail,
                                                           .arrival = Arrival(sent)}));
 }

@@ -27,7 +27,8 @@ struct GradsOnDevice {
   bool arrived() const { return found_.has_value() || arrival.arrived(); }
 
   std::vector<std::string> names;          // of the parameters that have gradients
-  std::vector<GradSummary> micro_batches;  // of which these gradients are the sum
+  std::vector<GradSummary> micro_batches;  // of which these gradients are the sum, from that number on:
+  int64_t first_micro_batch = 0;
   GradDetail detail = GradDetail::Total;
   Arrival arrival;  // norms, joint norm, finite, and the loss scale if there is one
   mutable std::optional<GradFindings> found_{};
@@ -36,7 +37,8 @@ struct GradsOnDevice {
 /// One foreach operation over all gradients and a few on scalars; nothing waits. `loss_scale` is a scalar of
 /// the device, or undefined. `micro_batches`: of which the gradients are the sum, to name the bad one.
 GradSummary inspect_on_device(const std::vector<Param>& params, const at::Tensor& loss_scale,
-                              GradDetail detail, std::vector<GradSummary> micro_batches = {});
+                              GradDetail detail, std::vector<GradSummary> micro_batches = {},
+                              int64_t first_micro_batch = 0);
 
 /// What LibTorch's fused optimizers divide gradients by: un-scale, clip and factor in one scalar of the
 /// device. Undefined where that is 1.

@@ -23,9 +23,11 @@ struct ParamRecord {
   c10::weak_intrusive_ptr<c10::StorageImpl> memory{c10::intrusive_ptr<c10::StorageImpl>()};
   std::vector<int64_t> sizes{};  // of the working copy, for good
   int64_t version = 0;           // of the working copy
-  int64_t updated_version = 0;   // of the working copy when an optimizer of ours, or we, last wrote it
-  int64_t updates = 0;           // by optimizers of ours
-  int64_t skips = 0;             // steps that an optimizer of ours skipped
+  /// Of the working copy when an optimizer of ours, or we, last wrote it.
+  int64_t updated_version = 0;
+  static constexpr int64_t kReplaced = -1;  // somebody has put other memory in its place since
+  int64_t updates = 0;                      // by optimizers of ours
+  int64_t skips = 0;                        // steps that an optimizer of ours skipped
 };
 
 /// Notes an update by an optimizer of ours, as an in-place operation of LibTorch is noted: autograd then sees

@@ -67,13 +67,16 @@ at::Tensor weights_of(const Param& param) {
 
 /// The type of the numbers under a working copy whose memory torch::load has put there: wider than its own
 /// type says. Told from a part of a larger tensor, which may have as many bytes behind it: the storage of a
-/// tensor that was read from a file has no allocator and cannot be resized (unpickler.cpp, LibTorch 2.13).
+/// tensor that was read from a file has no allocator and cannot be resized (unpickler.cpp, LibTorch 2.13). On
+/// an accelerator it is a copy of that, and nobody but the working copy holds it.
 std::optional<at::ScalarType> wider_type_under(const Param& param) {
   const at::Tensor& working = param.working;
   const c10::Storage& memory = working.storage();
-  if (!param.record || param.record->memory._unsafe_get_target() == memory.unsafeGetStorageImpl() ||
-      memory.allocator() != nullptr || memory.resizable())
+  if (!param.record || param.record->memory._unsafe_get_target() == memory.unsafeGetStorageImpl())
     return std::nullopt;
+  const bool from_file =
+      working.is_cpu() ? memory.allocator() == nullptr && !memory.resizable() : memory.use_count() == 1;
+  if (!from_file) return std::nullopt;
   if (working.storage_offset() != 0 || working.numel() == 0 || !working.is_non_overlapping_and_dense())
     return std::nullopt;
   for (const at::ScalarType wider : {at::kFloat, at::kDouble}) {
@@ -154,6 +157,7 @@ void take_replaced(const Param& param) {
     take_values(param, loaded.to(at::kFloat), /*may_be_its_own=*/false);
   }
   note_memory(param);
+  if (param.record) param.record->updated_version = ParamRecord::kReplaced;
 }
 
 void note_update(const Param& param) {

@@ -6,6 +6,8 @@
 #include <ATen/ops/empty_like.h>
 #include <halfstep/error.h>
 
+#include <limits>
+
 #include "kernels/update.h"
 #include "tensor/dense.h"
 #include "tensor/faults.h"
@@ -55,7 +57,28 @@ void GradAccumulator::add_micro_batch_on_device(const std::vector<Param>& params
 
 GradSummary GradAccumulator::summary_on_device(const std::vector<Param>& params, const at::Tensor& loss_scale,
                                                GradDetail detail) const {
-  return inspect_on_device(params, loss_scale, detail, on_device_);
+  return inspect_on_device(params, loss_scale, detail, on_device_, first_on_device_);
+}
+
+void GradAccumulator::read_micro_batches() {
+  for (const GradSummary& micro_batch : on_device_) {
+    if (!micro_batch.finite() && bad_micro_batch_ < 0) {
+      bad_micro_batch_ = first_on_device_;
+      bad_parameter_ = micro_batch.first_bad();
+    }
+    ++first_on_device_;
+  }
+  on_device_.clear();
+}
+
+std::optional<GradSummary> GradAccumulator::bad_summary(double loss_scale) const {
+  if (bad_micro_batch_ < 0) return std::nullopt;
+  return GradSummary({.finite = false,
+                      .any = true,
+                      .norm = std::numeric_limits<double>::quiet_NaN(),
+                      .loss_scale = loss_scale,
+                      .first_bad = bad_parameter_,
+                      .micro_batch = bad_micro_batch_});
 }
 
 void GradAccumulator::make_sum(Sum& sum, const at::Tensor& working) const {
@@ -136,6 +159,7 @@ void GradAccumulator::begin_step() {
   bad_micro_batch_ = -1;
   bad_parameter_.clear();
   on_device_.clear();
+  first_on_device_ = 0;
   closed_ = false;
 }
 
@@ -156,7 +180,7 @@ StateDict GradAccumulator::live_form(const std::vector<Param>& params) const {
 void GradAccumulator::load(const StateDict& saved, const std::vector<Param>& params) {
   GradAccumulator loaded(kind_);
   if (saved.size() > 0) {
-    loaded.micro_batches_ = saved.integer("micro_batches");
+    loaded.micro_batches_ = loaded.first_on_device_ = saved.integer("micro_batches");
     loaded.bad_micro_batch_ = saved.integer("bad_micro_batch");
     loaded.bad_parameter_ = saved.text("bad_parameter");
     loaded.sums_.resize(params.size());

@@ -3,6 +3,7 @@
 
 #include <halfstep/mixed_precision.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,10 @@ class GradAccumulator {
   GradSummary summary(const std::vector<Param>& params, double loss_scale, GradDetail detail) const;
   GradSummary summary_on_device(const std::vector<Param>& params, const at::Tensor& loss_scale,
                                 GradDetail detail) const;
+  /// What an accelerator knows of this step's micro-batches. Waits.
+  void read_micro_batches();
+  /// Of a step that has a bad micro-batch, if it is known: it will be skipped.
+  std::optional<GradSummary> bad_summary(double loss_scale) const;
 
   /// The next micro-batch starts a new sum.
   void begin_step();
@@ -53,7 +58,8 @@ class GradAccumulator {
   int64_t micro_batches_ = 0;
   int64_t bad_micro_batch_ = -1;  // the first one
   std::string bad_parameter_;
-  std::vector<GradSummary> on_device_;  // of each micro-batch of this step
+  std::vector<GradSummary> on_device_;  // of each micro-batch of this step that was not read
+  int64_t first_on_device_ = 0;         // which one the first of them is
   bool closed_ = false;
 };
 

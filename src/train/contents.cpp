@@ -191,7 +191,9 @@ void BufferGuard::restart() {
 
 void BufferGuard::resume_step(const std::vector<at::Tensor>& at_start) {
   for (std::size_t i = 0; i < copies_.size(); ++i)
-    if (at_start[i].defined()) copies_[i] = {.values = at_start[i].clone()};
+    if (at_start[i].defined())
+      copies_[i] = {.values = at_start[i].to(buffers_[i].second.device(), /*non_blocking=*/false,
+                                             /*copy=*/true)};
   step_begun_ = true;
 }
 

@@ -284,7 +284,11 @@ struct MixedPrecision::Impl {
   /// What state_dict saves, with the tensors themselves.
   StateDict live_state();
 
-  GradSummary inspect(GradDetail detail) const {
+  GradSummary inspect(GradDetail detail) {
+    if (on_device && accumulator && accumulator->bad_summary(1)) {
+      take_verdicts(/*wait=*/true);
+      return *accumulator->bad_summary(scaler.state.loss_scale);
+    }
     if (on_device)
       return accumulator ? accumulator->summary_on_device(params, on_device->scale, detail)
                          : inspect_on_device(params, on_device->scale, detail);
@@ -429,6 +433,7 @@ void MixedPrecision::advance(const GradSummary& grads) {
       "MixedPrecision: advance, but inspect_grads was not called since the last advance. Call each "
       "of them once a step: inspect_grads, optimizer.step, advance.");
   if (impl_->on_device && grads.on_device() && grads.any()) return impl_->advance_on_device(grads);
+  impl_->take_verdicts(/*wait=*/true);
   auto& [options, state] = impl_->scaler;
   HALFSTEP_CHECK(!grads.any() || grads.loss_scale() == state.loss_scale,
                  "MixedPrecision: advance with gradients that carry a loss "
@@ -441,6 +446,7 @@ void MixedPrecision::advance(const GradSummary& grads) {
   impl_->buffers->end_step(/*skipped=*/grads.any() && !grads.finite());
   if (!grads.any()) return;  // neither a clean step nor a skipped one
   state = next_state(options, state, grads.finite());
+  impl_->write_scale();
   scaling::check_skip_limit("MixedPrecision", options, state, grads.first_bad());
 }
 
@@ -458,6 +464,7 @@ static void for_each_tensor(const std::vector<Param>& params, const train::Named
 
 StateDict MixedPrecision::Impl::live_state() {
   take_verdicts(/*wait=*/true);
+  if (on_device && accumulator) accumulator->read_micro_batches();
   for (const Param& param : params) take_replaced(param);
   StateDict saved;
   saved.set("precision", precision.name());

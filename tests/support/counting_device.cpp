@@ -36,6 +36,7 @@ struct Device {
   DeviceCounts counts;
   int forbidden_waits = 0;
   std::vector<std::function<void()>> under_way;  // non-blocking copies
+  std::recursive_mutex arrivals;  // held while they arrive: a thread that asks meanwhile sees all or none
 };
 
 Device& device() {
@@ -55,6 +56,7 @@ void count_bytes(int64_t DeviceCounts::* direction, size_t bytes) {
 }
 
 void wait_because_of(const std::string& cause) {
+  const std::lock_guard all_or_none(device().arrivals);
   std::vector<std::function<void()>> arriving;
   {
     const std::lock_guard lock(device().mutex);
@@ -531,6 +533,7 @@ bool can_replace_each_other(const at::Tensor&, const at::Tensor&) { return true;
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   static c10::Stream stream() { return c10::Stream(c10::Stream::DEFAULT, kCountingDevice); }
   static bool idle() {
+    const std::lock_guard all_or_none(device().arrivals);
     const std::lock_guard lock(device().mutex);
     return device().under_way.empty();
   }

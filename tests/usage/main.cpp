@@ -40,15 +40,15 @@ struct Options {
   int jobs = 1;
   std::string json;
   uint64_t program = 0;
-  bool one_program = false, print = false, first = false;
+  bool one_program = false, print = false, first = false, device = false;
   std::vector<std::string> without;
 };
 
 [[noreturn]] void usage_error(const std::string& what) {
   std::cerr << "usage_fuzz: " << what
-            << "\nusage: usage_fuzz [--seconds N] [--seed S] [--jobs N] [--json FILE|-] [--first] [--without "
-               "FEATURE]...\n"
-               "       usage_fuzz --program SEED [--print] [--without FEATURE]...\n"
+            << "\nusage: usage_fuzz [--seconds N] [--seed S] [--jobs N] [--json FILE|-] [--device] [--first] "
+               "[--without FEATURE]...\n"
+               "       usage_fuzz --program SEED [--device] [--print] [--without FEATURE]...\n"
                "       usage_fuzz --features\n";
   std::exit(2);
 }
@@ -80,6 +80,8 @@ Options parse(int argc, char** argv) {
       options.program = number(), options.one_program = true;
     } else if (key == "--print") {
       options.print = true;
+    } else if (key == "--device") {
+      options.device = true;
     } else if (key == "--first") {
       options.first = true;
     } else if (key == "--without") {
@@ -194,7 +196,7 @@ std::string first_word(const std::string& text) {
     const uint64_t seed = first + n * static_cast<uint64_t>(options.jobs);
     shared.seed = seed;
     shared.started = wall_now();
-    const Program program = draw(seed, options.without);
+    const Program program = draw(seed, options.without, options.device);
     const Verdict verdict = run(program, scratch);
     std::string line = std::to_string(verdict.checks) + ' ' + std::to_string(verdict.uninformative) + ' ' +
                        std::to_string(verdict.second_looks);
@@ -368,7 +370,7 @@ class Parent {
     const uint64_t seed = shared_[index].seed;
     const std::string how = WIFSIGNALED(status) ? std::string("signal ") + strsignal(WTERMSIG(status))
                                                 : "exit code " + std::to_string(WEXITSTATUS(status));
-    const Program program = draw(seed, options_.without);
+    const Program program = draw(seed, options_.without, options_.device);
     failing_.push_back({seed, seconds_since(start_), "crash", how, join(features(program)), {}});
     show("crash", failing_.back());
     shrunk_.push_back(failing_.back());
@@ -510,7 +512,7 @@ class Parent {
 };
 
 int run_one(const Options& options) {
-  const Program program = draw(options.program, options.without);
+  const Program program = draw(options.program, options.without, options.device);
   if (options.print) {
     std::fputs(print_cpp(program).c_str(), stdout);
     return 0;

@@ -173,7 +173,7 @@ at::Tensor LayerModule::run(const at::Tensor& x) {
     case LayerKind::Dropout: {
       if (!is_training()) return x;
       const at::Tensor kept = at::rand(x.sizes(), generator(mask_seed), at::kFloat) >= kDropout;
-      return x * kept.to(x.scalar_type()) / (1 - kDropout);
+      return x * kept.to(x.device(), x.scalar_type()) / (1 - kDropout);
     }
     case LayerKind::EngineDropout: {
       if (!is_training()) return x;
@@ -271,7 +271,7 @@ at::Tensor Model::loss(const at::Tensor& given, const Batch& batch, bool upcast)
 std::map<int, at::Tensor> Model::masks() const {
   std::map<int, at::Tensor> found;
   for (size_t i = 0; i < layers.size(); ++i)
-    if (layers[i]->mask.defined()) found[static_cast<int>(i)] = layers[i]->mask;
+    if (layers[i]->mask.defined()) found[static_cast<int>(i)] = layers[i]->mask.cpu();
   return found;
 }
 

@@ -812,6 +812,7 @@ class Printer {
 
 std::string print_cpp(const Program& program) {
   std::ostringstream out;
+  if (program.on_device) out << "// Ran on the test accelerator; this is the program on the CPU.\n";
   out << "// Seed " << program.seed << ":";
   for (const std::string& feature : features(program)) out << ' ' << feature << ';';
   out << "\n"

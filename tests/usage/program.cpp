@@ -146,6 +146,18 @@ void settle(Program& p) {
   if (p.sum == Sum::None && p.weights != Weights::Fp32)
     p.micro_batches = 1;  // refused: autograd's sum rounds
 
+  // What an accelerator lacks: docs/devices.md.
+  if (p.on_device) {
+    if (p.moments == Moments::Blockwise8) p.moments = Moments::Bf16;
+    if (p.sum == Sum::Bf16Kahan) p.sum = Sum::Fp32;
+    for (Layer& layer : p.layers)  // LibTorch gives recurrent cells to a kernel of CUDA's
+      if (layer.kind == LayerKind::Lstm || layer.kind == LayerKind::Gru ||
+          layer.kind == LayerKind::LstmCell || layer.kind == LayerKind::GruCell)
+        layer.kind = LayerKind::Linear;
+    for (Event& event : p.events)
+      if (event.action == Action::DataZero && p.weights == Weights::Fp32Master) event.action = Action::Zero;
+  }
+
   // Regions: inside the layers, nested or disjoint.
   std::vector<Region> regions;
   for (Region region : p.regions) {
@@ -312,15 +324,17 @@ Program draw_one(uint64_t seed, Random& random) {
 
 }  // namespace
 
-Program draw(uint64_t seed, const std::vector<std::string>& without) {
+Program draw(uint64_t seed, const std::vector<std::string>& without, bool on_device) {
   Random random(seed);
   // Drawn again until no feature that is left out is among it; 1000 times are enough for any sensible list.
   for (int attempt = 0; attempt < 1000; ++attempt) {
     Program p = draw_one(seed, random);
+    p.on_device = on_device;
     const double company = random.chance(0.16) ? 1 + random.below(3) : 0;
     p.company = static_cast<Company>(company);
     if (p.company == Company::SecondModel || p.company == Company::SecondThread) {
       Program second = draw_one(seed ^ 0x5EC0D, random);
+      second.on_device = on_device;
       second.steps = p.steps;
       std::erase_if(second.events, [](const Event& event) { return event.action == Action::LoadFp32File; });
       settle(second);

@@ -139,12 +139,13 @@ struct Program {
   std::vector<Event> events;
   int steps = 3;
 
+  bool on_device = false;  ///< on the test accelerator
   Company company{};
   std::shared_ptr<const Program> second;  ///< with SecondModel and SecondThread
 };
 
 /// The program of a seed. `without` are names of features to leave out.
-Program draw(uint64_t seed, const std::vector<std::string>& without = {});
+Program draw(uint64_t seed, const std::vector<std::string>& without = {}, bool on_device = false);
 
 /// Puts right what does not go together, as documented refusals; what is drawn or shrunk passes through it.
 void settle(Program& program);

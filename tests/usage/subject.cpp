@@ -76,9 +76,22 @@ AnyOptimizer optimizer_of(const Program& p, const std::vector<hs::Param>& params
 struct Subject::Impl {
   explicit Impl(const Program& given)
       : program(given),
-        model(std::make_shared<Model>(given)),
+        device(given.on_device ? at::Device(at::kPrivateUse1, 0) : at::Device(at::kCPU)),
+        model(make_model()),
         mp(make_mp()),
         optimizer(optimizer_of(given, mp.params())) {}
+
+  std::shared_ptr<Model> make_model() const {
+    auto made = std::make_shared<Model>(program);
+    made->to(device);
+    return made;
+  }
+
+  Batch there(Batch batch) const {
+    batch.input = batch.input.to(device);
+    batch.target = batch.target.to(device);
+    return batch;
+  }
 
   hs::MixedPrecision make_mp() {
     return {precision_of(program),
@@ -154,7 +167,8 @@ struct Subject::Impl {
     return x;
   }
 
-  at::Tensor logits_of(const Batch& batch) {
+  at::Tensor logits_of(const Batch& given) {
+    const Batch batch = there(given);
     model->begin(batch);
     at::Tensor x = model->embed(batch);
     x = run_layers(0, static_cast<int>(program.layers.size()) - 1, 0, x);
@@ -164,11 +178,12 @@ struct Subject::Impl {
 
   at::Tensor loss_of(const MicroBatch& micro) {
     const at::Tensor logits = logits_of(micro.batch);
-    const at::Tensor loss = model->loss(logits, micro.batch, program.placement == Placement::PerLayer);
+    const at::Tensor loss = model->loss(logits, there(micro.batch), program.placement == Placement::PerLayer);
     return loss.to(at::kFloat) * (micro.loss_factor / program.micro_batches);
   }
 
   Program program;
+  at::Device device;
   std::shared_ptr<Model> model;
   hs::MixedPrecision mp;
   AnyOptimizer optimizer;
@@ -191,11 +206,12 @@ std::vector<std::string> Subject::parameter_names() const {
 Snapshot Subject::snapshot() const {
   Snapshot snapshot;
   for (const hs::Param& param : impl_->mp.params()) {
-    snapshot.full.push_back(hs::full_precision(param));
-    snapshot.working.push_back(param.working.detach().to(at::kFloat, false, true));
+    snapshot.full.push_back(hs::full_precision(param).cpu());
+    snapshot.working.push_back(param.working.detach().to(at::kFloat, false, true).cpu());
     snapshot.trained.push_back(param.working.requires_grad());
   }
-  for (const auto& [name, buffer] : unique_buffers(*impl_->model)) snapshot.buffers.push_back(buffer.clone());
+  for (const auto& [name, buffer] : unique_buffers(*impl_->model))
+    snapshot.buffers.push_back(buffer.clone().cpu());
   return snapshot;
 }
 
@@ -203,11 +219,12 @@ std::map<std::string, at::Tensor> Subject::state() const {
   std::map<std::string, at::Tensor> found;
   const auto take = [&](const std::string& prefix, const hs::StateDict& saved) {
     for (const auto& [name, value] : saved)
-      if (const auto* tensor = std::get_if<at::Tensor>(&value)) found[prefix + name] = *tensor;
+      if (const auto* tensor = std::get_if<at::Tensor>(&value)) found[prefix + name] = tensor->cpu();
   };
   take("precision.", impl_->mp.state_dict());
   std::visit([&](const auto& optimizer) { take("optimizer.", optimizer.state_dict()); }, impl_->optimizer);
-  for (const auto& [name, buffer] : unique_buffers(*impl_->model)) found["buffer." + name] = buffer.clone();
+  for (const auto& [name, buffer] : unique_buffers(*impl_->model))
+    found["buffer." + name] = buffer.clone().cpu();
   return found;
 }
 
@@ -247,7 +264,7 @@ Subject::Edited Subject::edit(const Event& event, const std::string& scratch_fil
       const at::Tensor before = rows.clone();
       for (const double written : {HUGE_VAL, -HUGE_VAL, std::nan("")}) {
         rows.fill_(written);
-        const at::Tensor full = hs::full_precision(params[index]).narrow(0, 0, rows.size(0));
+        const at::Tensor full = hs::full_precision(params[index]).narrow(0, 0, rows.size(0)).cpu();
         edited.kept = edited.kept && at::allclose(full, at::full_like(full, written), 0, 0, true);
       }
       rows.copy_(before);
@@ -256,7 +273,7 @@ Subject::Edited Subject::edit(const Event& event, const std::string& scratch_fil
     case Action::SetFullPrecision: {
       const at::Tensor values = hs::full_precision(params[index]) * 0.9;
       hs::set_full_precision(params[index], values);
-      edited.given[0] = values;
+      edited.given[0] = values.cpu();
       break;
     }
     case Action::LoadFp32File: {
@@ -264,7 +281,7 @@ Subject::Edited Subject::edit(const Event& event, const std::string& scratch_fil
       other.seed += 1;
       const auto plain = std::make_shared<Model>(other);
       torch::save(plain, scratch_file);
-      torch::load(impl_->model, scratch_file);
+      torch::load(impl_->model, scratch_file, impl_->device);
       edited = {};
       for (const auto& [name, parameter] : unique_parameters(*plain)) {
         edited.parameters.push_back(edited.parameters.size());
@@ -287,7 +304,7 @@ void Subject::save_for_later(Action action, const std::string& scratch_file) {
 
 Subject::Edited Subject::load_saved(Action action, const std::string& scratch_file) {
   if (action == Action::SaveLoadFile)
-    torch::load(impl_->model, scratch_file);
+    torch::load(impl_->model, scratch_file, impl_->device);
   else
     hs::load_module_state(*impl_->model, impl_->saved_module);
   Edited edited;
@@ -327,7 +344,7 @@ at::Tensor Subject::evaluate(const Batch& batch) {
   const auto run = [&] { return impl_->logits_of(batch); };
   const at::Tensor logits = impl_->program.placement == Placement::PerLayer ? run() : impl_->mp.forward(run);
   impl_->model->train();
-  return logits.to(at::kDouble);
+  return logits.cpu().to(at::kDouble);
 }
 
 void Subject::forward(const MicroBatch& micro_batch) {
@@ -402,7 +419,7 @@ StepResult Subject::finish_step() {
   result.loss_scale = grads.loss_scale();
   for (const auto& param : impl_->mp.params()) {
     const at::Tensor& grad = param.working.grad();
-    result.grads.push_back(grad.defined() ? grad.to(at::kDouble, false, true) : at::Tensor());
+    result.grads.push_back(grad.defined() ? grad.cpu().to(at::kDouble, false, true) : at::Tensor());
   }
   const auto multiplier = impl_->program.clip ? grads.clipped_to(kClip) : grads.unclipped();
   std::visit(
