@@ -25,7 +25,7 @@ struct ParamGrad {
 struct GradFindings {
   bool finite = true;
   bool any = false;                 ///< whether there was a gradient at all
-  double norm = 0.0;                ///< joint 2-norm, un-scaled, accumulated in FP64
+  double norm = 0.0;                ///< joint 2-norm, un-scaled; summed in FP64, on an accelerator in FP32
   double loss_scale = 1.0;          ///< the one that the gradients carry
   std::string first_bad{};          ///< the first parameter whose gradient is not finite
   int64_t micro_batch = -1;         ///< in which micro-batch it was, counted from 0; -1 without accumulation

@@ -124,6 +124,17 @@ void check_for_device(const char* whose, const Slot& slot) {
                  "for each block. Use MomentStorage::Bf16.");
 }
 
+template <>
+void check_options_for_device(const AdamWOptions&) {}
+
+// A first momentum is the gradient. A buffer of zeros gives that, but for dampening.
+template <>
+void check_options_for_device(const SgdOptions& options) {
+  HALFSTEP_CHECK(options.momentum == 0 || options.dampening == 0, "SGD: dampening is ", options.dampening,
+                 "; on an accelerator it is 0: whether a parameter's first step was skipped is known to the "
+                 "device alone.");
+}
+
 template <typename Options>
 DeviceUpdate<Options>::DeviceUpdate(OptimizerState<Options>& state)
     : state_(state), tables_(state.groups.size()) {
@@ -134,7 +145,8 @@ template <typename Options>
 void DeviceUpdate<Options>::write_counts() {
   std::vector<float> counts;
   for (const Slot& slot : state_.slots) counts.push_back(static_cast<float>(slot.steps));
-  counts.push_back(static_cast<float>(state_.steps));
+  counts.push_back(0);
+  base_ = state_.steps;
   counts_ = at::tensor(counts).to(state_.slots.front().param.working.device());
   issued_ = state_.steps;
 }
@@ -144,7 +156,7 @@ void DeviceUpdate<Options>::read_counts() {
   const at::Tensor counts = counts_.to(at::kCPU);
   const auto* each = counts.const_data_ptr<float>();
   for (std::size_t i = 0; i < state_.slots.size(); ++i) state_.slots[i].steps = static_cast<int64_t>(each[i]);
-  state_.steps = static_cast<int64_t>(each[state_.slots.size()]);
+  state_.steps = base_ + static_cast<int64_t>(each[state_.slots.size()]);
   issued_ = state_.steps;
 }
 
@@ -162,6 +174,13 @@ void DeviceUpdate<Options>::count(const std::vector<bool>& has_grad, const at::T
 }
 
 template <typename Options>
+at::Tensor DeviceUpdate<Options>::count_before(at::ScalarType type) const {
+  const at::Tensor count = count_before_.to(type);
+  if (base_ == 0) return count;
+  return count + (type == at::kInt ? static_cast<std::int32_t>(base_) : base_);
+}
+
+template <typename Options>
 at::Tensor DeviceUpdate<Options>::scheduled_rate(std::size_t group) {
   const Options& options = state_.groups[group];
   const int64_t end = end_of(options.schedule);
@@ -174,21 +193,23 @@ at::Tensor DeviceUpdate<Options>::scheduled_rate(std::size_t group) {
     table = {.schedule = options.schedule, .lr = options.lr, .source = at::tensor(rates)};
     table.rates = table.source.to(counts_.device(), at::kFloat, /*non_blocking=*/true);
   }
-  at::Tensor index = count_before(at::kLong);
-  return at::take(table.rates, issued_ > end ? index.clamp_max_(end) : index);
+  const at::Tensor index = count_before(at::kLong);
+  return at::take(table.rates, issued_ > end ? index.clamp_max(end) : index);
 }
 
 template <typename Options>
 std::vector<std::vector<Slot*>> DeviceUpdate<Options>::batches() {
   std::vector<std::vector<Slot*>> batches;
   // By storage and type where these need operations of their own: which batch is being filled.
-  std::map<std::tuple<WeightStorage, at::ScalarType, MomentStorage>, std::pair<std::size_t, int64_t>> filling;
+  std::map<std::tuple<WeightStorage, at::ScalarType, MomentStorage, bool>, std::pair<std::size_t, int64_t>>
+      filling;
   for (Slot& slot : state_.slots) {
     const at::Tensor& working = slot.param.working;
     if (!working.grad().defined()) continue;
-    const auto key = has_fp32_weight(slot)
-                         ? std::tuple(WeightStorage::Fp32, at::kFloat, slot.storage)
-                         : std::tuple(slot.param.storage, working.scalar_type(), slot.storage);
+    const auto key = has_fp32_weight(slot) ? std::tuple(WeightStorage::Fp32, at::kFloat, slot.storage,
+                                                        slot.first.values.defined())
+                                           : std::tuple(slot.param.storage, working.scalar_type(),
+                                                        slot.storage, slot.first.values.defined());
     const auto [found, is_new] = filling.try_emplace(key, batches.size(), 0);
     auto& [batch, elements] = found->second;
     if (is_new || elements + working.numel() > kElementsAtATime) {
@@ -288,8 +309,13 @@ void DeviceUpdate<Options>::update_batch(const std::vector<Slot*>& slots,
   if (!fp32_moments && firsts.defined()) {
     // One word for all steps, moved on by the same amount in each: up and down in fair turns, as in
     // kernels/moment_codes.h.
-    const at::Tensor step = count_before(at::kInt), phase = step * static_cast<std::int32_t>(kDitherStep);
-    at::Tensor word = random_words(firsts.numel(), ~key, at::zeros_like(step));
+    // By the parameter's own count: one that is updated in few steps takes its turns too.
+    const at::Tensor phases = counts_.to(at::kInt) * static_cast<std::int32_t>(kDitherStep);
+    std::vector<at::Tensor> of_slots;
+    for (const Slot* slot : slots)
+      of_slots.push_back(phases[slot - state_.slots.data()].expand({slot->param.working.numel()}));
+    const at::Tensor phase = at::cat(of_slots);
+    const at::Tensor word = random_words(firsts.numel(), ~key, at::zeros_like(phases[0]));
     const auto high_half = [](const at::Tensor& words) { return at::bitwise_right_shift(words, 16); };
     first->put_back(rounded_at_random(firsts, at::kBFloat16, high_half(word + phase)));
     if (seconds.defined())
@@ -321,10 +347,6 @@ void DeviceUpdate<AdamWOptions>::update(const AdamWOptions& o, Batch batch, cons
 template <>
 void DeviceUpdate<SgdOptions>::update(const SgdOptions& o, Batch batch, const at::Tensor& rate,
                                       const at::Tensor& divisor, const at::Tensor& found_inf) const {
-  // A first momentum is the gradient. A buffer of zeros gives that, but for dampening.
-  HALFSTEP_CHECK(o.momentum == 0 || o.dampening == 0, "SGD: dampening is ", o.dampening,
-                 "; on an accelerator it is 0: whether a parameter's first step was skipped is known to the "
-                 "device alone.");
   const std::vector<at::Tensor> none;
   const auto run = [&](const auto& lr) {
     at::_fused_sgd_(batch.weights, batch.grads, o.momentum == 0 ? none : batch.firsts, o.weight_decay,
@@ -346,13 +368,19 @@ bool DeviceUpdate<Options>::step(const GradMultiplier& multiplier) {
   } else if (multiplier.value() != 1) {
     divisor = at::full({}, 1 / multiplier.value(), counts_.options());
   }
+  for (const Options& options : state_.groups) check_options_for_device(options);
+  // FP32 counts to 2^24. What the device has counted goes to the host long before: one wait in millions.
+  if (issued_ - base_ >= int64_t{1} << 22) {
+    read_counts();
+    write_counts();
+  }
   std::vector<bool> has_grad;
   for (const Slot& slot : state_.slots) has_grad.push_back(slot.param.working.grad().defined());
   if (std::find(has_grad.begin(), has_grad.end(), true) == has_grad.end()) return false;
 
   // Rates go by the count before this step, corrections by the one with it.
   const bool needs_count = std::any_of(state_.slots.begin(), state_.slots.end(), [](const Slot& slot) {
-    return slot.param.storage == WeightStorage::Stochastic || slot.storage != MomentStorage::Fp32;
+    return slot.param.storage == WeightStorage::Stochastic;
   });
   if (needs_count || std::any_of(state_.groups.begin(), state_.groups.end(),
                                  [](const Options& o) { return end_of(o.schedule) > 0; }))

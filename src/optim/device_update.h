@@ -18,6 +18,10 @@ namespace halfstep::optim {
 /// An Error by name for what only our kernels do: 8-bit moments.
 void check_for_device(const char* whose, const Slot& slot);
 
+/// The same of options.
+template <typename Options>
+void check_options_for_device(const Options& options);
+
 template <typename Options>
 class DeviceUpdate {
  public:
@@ -54,7 +58,7 @@ class DeviceUpdate {
   void update(const Options& options, Batch batch, const at::Tensor& rate, const at::Tensor& divisor,
               const at::Tensor& found_inf) const;
   /// The optimizer's count before this step as a scalar of this type.
-  at::Tensor count_before(at::ScalarType type) const { return count_before_.to(type); }
+  at::Tensor count_before(at::ScalarType type) const;
   /// The rate of the next step as a scalar of the device; undefined where it does not depend on the count.
   at::Tensor scheduled_rate(std::size_t group);
 
@@ -65,7 +69,8 @@ class DeviceUpdate {
   };
 
   OptimizerState<Options>& state_;
-  at::Tensor counts_;        // FP32: one for each slot, and the optimizer's
+  at::Tensor counts_;  // FP32: one for each slot, and the optimizer's since:
+  int64_t base_ = 0;
   at::Tensor count_before_;  // the optimizer's, before this step
   int64_t issued_ = 0;       // steps, skipped ones too: the count is at most this
   std::vector<Table> tables_;

@@ -42,6 +42,7 @@ struct FusedOptimizer<Options>::Impl : optim::OptimizerState<Options> {
     }
     if (kernels_serve(this->slots.front().param.working)) return;
     for (const optim::Slot& slot : this->slots) optim::check_for_device(Rule::kName, slot);
+    for (const Options& options : this->groups) optim::check_options_for_device(options);
     on_device.emplace(*this);
   }
 
@@ -144,6 +145,11 @@ StepReport FusedOptimizer<Options>::step(const GradMultiplier& multiplier, StepO
                  ", do not tell which updates were lost. Leave it out there.");
   if (!multiplier.grads()) impl_->check_not_scaled();
   if (grads.on_device()) {
+    const double factor = multiplier.factor();
+    HALFSTEP_CHECK(factor == 0 || (factor > 0 && std::isnormal(static_cast<float>(factor)) &&
+                                   std::isnormal(static_cast<float>(1 / factor))),
+                   Impl::Rule::kName, ": the gradients are multiplied by ", factor,
+                   ", expected 0 or a number that FP32 holds in full, and its inverse too.");
     HALFSTEP_CHECK(impl_->on_device, Impl::Rule::kName, ": the gradients that were inspected are on ",
                    grads.on_device()->norm.device(),
                    ", the parameters on the CPU. Give the summary of these "
@@ -202,6 +208,7 @@ const Options& FusedOptimizer<Options>::options(size_t group) const {
 template <typename Options>
 void FusedOptimizer<Options>::set_options(Options options, size_t group) {
   options.check();
+  if (impl_->on_device) optim::check_options_for_device(options);
   const Options& present = this->options(group);
   HALFSTEP_CHECK(options.moments == present.moments &&
                      Impl::Rule::moment_count(options) == Impl::Rule::moment_count(present),

@@ -67,7 +67,14 @@ GradSummary inspect_grads(const std::vector<Param>& params, std::optional<double
   HALFSTEP_CHECK(loss_scale > 0 && std::isfinite(loss_scale), "inspect_grads: loss_scale is ", loss_scale,
                  ", expected a positive number; 1 where the loss was not scaled.");
   const at::NoGradGuard no_grad;
+  for (const Param& param : params)
+    HALFSTEP_CHECK(param.working.device() == params.front().working.device(), "inspect_grads: parameter '",
+                   param.name, "' is on ", param.working.device(), ", '", params.front().name, "' on ",
+                   params.front().working.device(), ". Inspect those of each device by themselves.");
   if (!params.empty() && !kernels_serve(params.front().working)) {
+    HALFSTEP_CHECK(std::isnormal(static_cast<float>(loss_scale)) && loss_scale <= 0x1p126,
+                   "inspect_grads: loss_scale is ", loss_scale,
+                   ", expected a number that FP32 holds, up to 2^126.");
     const auto fp32 = at::TensorOptions(params.front().working.device()).dtype(at::kFloat);
     return inspect_on_device(params, given_loss_scale ? at::full({}, loss_scale, fp32) : at::Tensor(),
                              detail);

@@ -6,8 +6,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/eq.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/le.h>
 #include <ATen/ops/linalg_vector_norm.h>
-#include <ATen/ops/lt.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/stack.h>
 #include <halfstep/error.h>
@@ -21,7 +21,7 @@
 namespace halfstep {
 namespace {
 
-// As on the host, but of the norm with the loss scale in it: under a scale of 2^16 a norm of 2^47 is refused.
+// As on the host: of the un-scaled norm. Where the scaled one does not fit FP32 it is Inf, and refused too.
 constexpr double kLargestNorm = 0x1p63;
 
 enum : std::size_t { kNorms, kNorm, kFinite, kLossScale };
@@ -29,6 +29,7 @@ enum : std::size_t { kNorms, kNorm, kFinite, kLossScale };
 }  // namespace
 
 const GradFindings& GradsOnDevice::read() const {
+  const std::lock_guard lock(*mutex);
   if (found_) return *found_;
   GradFindings found = known;
   const double scale = loss_scale.defined() ? arrival.wait_for(kLossScale).item<double>() : 1.0;
@@ -81,26 +82,42 @@ GradSummary inspect_on_device(const std::vector<Param>& params, const at::Tensor
 
   const at::Tensor norms = at::stack(at::_foreach_norm(grads, 2, at::kFloat));
   const at::Tensor norm = at::linalg_vector_norm(norms);
-  const at::Tensor finite = at::lt(norm, kLargestNorm);  // false for a NaN
+  // False for a NaN. Micro-batches that were not finite may have cancelled.
+  at::Tensor finite =
+      loss_scale.defined() ? at::le(norm, loss_scale * kLargestNorm) : at::le(norm, kLargestNorm);
+  std::vector<at::Tensor> each_finite;
+  for (const GradSummary& micro_batch : micro_batches)
+    if (micro_batch.on_device()) each_finite.push_back(micro_batch.on_device()->finite);
+  if (!each_finite.empty()) finite = finite.logical_and(at::stack(each_finite).all());
   at::Tensor found_inf = at::empty({}, norm.options());
   at::eq_out(found_inf, finite, 0);
   std::vector<at::Tensor> sent = {norms, norm, finite};
   if (loss_scale.defined()) sent.push_back(loss_scale);
-  return GradSummary(
-      std::make_shared<const GradsOnDevice>(GradsOnDevice{.norm = norm,
-                                                          .finite = finite,
-                                                          .found_inf = found_inf,
-                                                          .loss_scale = loss_scale,
-                                                          .known = std::move(known),
-                                                          .names = std::move(names),
-                                                          .micro_batches = std::move(micro_batches),
-                                                          .first_micro_batch = first_micro_batch,
-                                                          .detail = detail,
-                                                          .arrival = Arrival(sent)}));
+  return GradSummary(std::make_shared<const GradsOnDevice>(
+      GradsOnDevice{.norm = norm,
+                    .finite = finite,
+                    .found_inf = found_inf,
+                    .loss_scale = loss_scale,
+                    .loss_scale_version = loss_scale.defined() ? loss_scale._version() : 0,
+                    .known = std::move(known),
+                    .names = std::move(names),
+                    .micro_batches = std::move(micro_batches),
+                    .first_micro_batch = first_micro_batch,
+                    .detail = detail,
+                    .arrival = Arrival(sent)}));
+}
+
+bool GradsOnDevice::arrived() const {
+  const std::lock_guard lock(*mutex);
+  return found_.has_value() || arrival.arrived();
 }
 
 at::Tensor divisor_on_device(const GradMultiplier& multiplier) {
   const GradsOnDevice& grads = *multiplier.grads()->on_device();
+  HALFSTEP_CHECK(
+      !grads.loss_scale.defined() || grads.loss_scale._version() == grads.loss_scale_version,
+      "the loss scale has moved on since these gradients were inspected: call optimizer.step before "
+      "mp.advance.");
   const double factor = multiplier.factor(), max_norm = multiplier.max_norm();
   at::Tensor divisor = grads.loss_scale;
   if (std::isfinite(max_norm)) {

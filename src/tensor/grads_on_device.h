@@ -5,6 +5,7 @@
 #include <halfstep/grads.h>
 
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -18,13 +19,14 @@ struct GradsOnDevice {
   at::Tensor norm;        // FP32: joint, with the loss scale in it
   at::Tensor finite;      // Bool
   at::Tensor found_inf;   // FP32: 1 where the step is skipped, else 0, as LibTorch's fused operations take it
-  at::Tensor loss_scale;  // FP32; undefined without loss scaling
+  at::Tensor loss_scale;  // FP32; undefined without loss scaling. MixedPrecision's own, which moves on:
+  int64_t loss_scale_version = 0;
 
   /// What the host knows without asking: whether there are gradients, and who has none.
   GradFindings known;
   /// All of it. Waits for the device, the first time.
   const GradFindings& read() const;
-  bool arrived() const { return found_.has_value() || arrival.arrived(); }
+  bool arrived() const;
 
   std::vector<std::string> names;          // of the parameters that have gradients
   std::vector<GradSummary> micro_batches;  // of which these gradients are the sum, from that number on:
@@ -32,6 +34,8 @@ struct GradsOnDevice {
   GradDetail detail = GradDetail::Total;
   Arrival arrival;  // norms, joint norm, finite, and the loss scale if there is one
   mutable std::optional<GradFindings> found_{};
+  std::unique_ptr<std::mutex> mutex =
+      std::make_unique<std::mutex>();  // copies of a summary are read by any thread
 };
 
 /// One foreach operation over all gradients and a few on scalars; nothing waits. `loss_scale` is a scalar of

@@ -22,6 +22,7 @@ Param make_checked_param(std::string name, at::Tensor parameter, WeightStorage s
 struct ParamRecord {
   c10::weak_intrusive_ptr<c10::StorageImpl> memory{c10::intrusive_ptr<c10::StorageImpl>()};
   std::vector<int64_t> sizes{};  // of the working copy, for good
+  at::Device device = at::kCPU;  // its own too
   int64_t version = 0;           // of the working copy
   /// Of the working copy when an optimizer of ours, or we, last wrote it.
   int64_t updated_version = 0;

@@ -68,21 +68,26 @@ at::Tensor weights_of(const Param& param) {
 /// The type of the numbers under a working copy whose memory torch::load has put there: wider than its own
 /// type says. Told from a part of a larger tensor, which may have as many bytes behind it: the storage of a
 /// tensor that was read from a file has no allocator and cannot be resized (unpickler.cpp, LibTorch 2.13). On
-/// an accelerator it is a copy of that, and nobody but the working copy holds it.
+/// an accelerator it is a copy of that, which looks like any other memory: what may be either is refused.
 std::optional<at::ScalarType> wider_type_under(const Param& param) {
   const at::Tensor& working = param.working;
   const c10::Storage& memory = working.storage();
   if (!param.record || param.record->memory._unsafe_get_target() == memory.unsafeGetStorageImpl())
     return std::nullopt;
-  const bool from_file =
-      working.is_cpu() ? memory.allocator() == nullptr && !memory.resizable() : memory.use_count() == 1;
-  if (!from_file) return std::nullopt;
+  if (working.is_cpu() && (memory.allocator() != nullptr || memory.resizable())) return std::nullopt;
+  if (!working.is_cpu() && memory.use_count() > 1) return std::nullopt;  // others see a part of it too
   if (working.storage_offset() != 0 || working.numel() == 0 || !working.is_non_overlapping_and_dense())
     return std::nullopt;
   for (const at::ScalarType wider : {at::kFloat, at::kDouble}) {
     const auto bytes = static_cast<int64_t>(c10::elementSize(wider));
-    if (working.element_size() < bytes && static_cast<int64_t>(memory.nbytes()) == working.numel() * bytes)
-      return wider;
+    if (working.element_size() >= bytes || static_cast<int64_t>(memory.nbytes()) != working.numel() * bytes)
+      continue;
+    HALFSTEP_CHECK(working.is_cpu(), "parameter '", param.name, "' of type ", param.type, " on ",
+                   working.device(), " was given memory of ", memory.nbytes(),
+                   " bytes, twice as much as it needs or more: a part of a larger tensor, or ", wider,
+                   " numbers that torch::load has put there. Give it a clone() of the part; load such a file "
+                   "into a model on the CPU and take that over with set_full_precision.");
+    return wider;
   }
   return std::nullopt;
 }
@@ -135,9 +140,11 @@ void take_replaced(const Param& param) {
       "' has shape ", param.working.sizes(), " now; it was ", at::IntArrayRef(param.record->sizes),
       ". Masters, moments and sums of gradients have that: build a new MixedPrecision and optimizer "
       "for a model of another shape.");
-  HALFSTEP_CHECK(!param.master.defined() || param.working.device() == param.master.device(), "parameter '",
-                 param.name, "' is on ", param.working.device(), " now, its master on ",
-                 param.master.device(), ". Move the model first, then build its MixedPrecision.");
+  HALFSTEP_CHECK(
+      !param.record || param.working.device() == param.record->device, "parameter '", param.name, "' is on ",
+      param.working.device(), " now; it was on ", param.record->device,
+      ", and masters, moments and sums of gradients are there. Move the model first, then build its "
+      "MixedPrecision and optimizer.");
   if (param.working.scalar_type() == param.type && param.record &&
       param.record->memory._unsafe_get_target() == param.working.storage().unsafeGetStorageImpl()) {
     param.record->version = param.working._version();
@@ -201,6 +208,7 @@ Param make_checked_param(std::string name, at::Tensor parameter, WeightStorage s
               .type = storage == WeightStorage::Fp32 ? at::kFloat : low,
               .record = std::make_shared<ParamRecord>()};
   param.record->sizes = param.working.sizes().vec();
+  param.record->device = param.working.device();
   param.working.mutable_grad().reset();
   if (storage == WeightStorage::Fp32) {
     tag_memory(param.working, MemoryClass::Working);

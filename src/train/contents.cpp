@@ -13,6 +13,8 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "tensor/grads_on_device.h"
+
 namespace halfstep::train {
 namespace {
 
@@ -215,15 +217,23 @@ void BufferGuard::end_step(bool skipped) {
   restart();
 }
 
-void BufferGuard::end_step_on_device(const at::Tensor& finite) {
+void BufferGuard::end_step_on_device(const GradSummary& grads) {
   const at::NoGradGuard no_grad;
   find_present();
+  const at::Tensor& finite = grads.on_device()->finite;
   for (std::size_t i = 0; i < buffers_.size(); ++i) {
     at::Tensor& buffer = buffers_[i].second;
     const at::Tensor& values = copies_[i].values;
-    if (buffer.sizes() != values.sizes() || buffer.scalar_type() != values.scalar_type()) continue;
-    const at::Tensor keeps =
-        abandoned_ && buffer.is_floating_point() ? finite.logical_and(buffer.isfinite().all()) : finite;
+    if (buffer.sizes() != values.sizes() || buffer.scalar_type() != values.scalar_type()) {
+      // Of another shape now: which of the two it is to have must be known, and is waited for.
+      if (!grads.finite()) put_back(buffer, values);
+      continue;
+    }
+    // After an abandoned forward a buffer that has become non-finite goes back whatever this step was.
+    at::Tensor keeps = finite;
+    if (abandoned_ && buffer.is_floating_point())
+      keeps = finite.logical_and(
+          buffer.isfinite().all().logical_or(values.isfinite().all().logical_not()).to(finite.device()));
     buffer.copy_(at::where(keeps.to(buffer.device()), buffer, values));
   }
   first_step_ = false;

@@ -33,7 +33,7 @@ class BufferGuard {
   /// Puts back what changed since the step began if it was skipped.
   void end_step(bool skipped);
   /// The same where only the device knows, in a Bool scalar.
-  void end_step_on_device(const at::Tensor& finite);
+  void end_step_on_device(const GradSummary& grads);
 
   /// What was computed since the step began is thrown away, as by zero_grad, and the step goes on from its
   /// beginning: buffers that are not finite any more are put back at its end, even if it is not skipped.

@@ -95,12 +95,12 @@ Float32ProductsGuard::~Float32ProductsGuard() {
 namespace halfstep {
 namespace {
 
-void check_one_device(const std::vector<Param>& params) {
-  const at::Device device = params.front().working.device();
-  for (const Param& param : params)
-    HALFSTEP_CHECK(param.working.device() == device, "MixedPrecision: parameter '", param.name, "' is on ",
-                   param.working.device(), ", '", params.front().name, "' on ", device,
-                   ". Give each device a MixedPrecision of its own.");
+void check_one_device(const train::Contents& contents) {
+  const auto& [first_name, first] = contents.parameters.front();
+  for (const auto& [name, parameter] : contents.parameters)
+    HALFSTEP_CHECK(!parameter.defined() || !first.defined() || parameter.device() == first.device(),
+                   "MixedPrecision: parameter '", name, "' is on ", parameter.device(), ", '", first_name,
+                   "' on ", first.device(), ". Give each device a MixedPrecision of its own.");
 }
 
 /// The loss scale where the gradients are, and the verdicts on past steps that the host has not read. The
@@ -109,18 +109,28 @@ struct ScaleOnDevice {
   at::Tensor scale, clean_steps;  // FP32 and Int scalars; undefined without loss scaling
   std::deque<GradSummary> unread;
 
+  static void check(const LossScaling& options) {
+    HALFSTEP_CHECK(options.hysteresis == 1, "MixedPrecision: LossScaling::hysteresis is ", options.hysteresis,
+                   "; on an accelerator it is 1: LibTorch's operation has no other.");
+  }
+
   void write(const scaling::ScalerState& scaler, at::Device device) {
-    HALFSTEP_CHECK(scaler.options.hysteresis == 1, "MixedPrecision: LossScaling::hysteresis is ",
-                   scaler.options.hysteresis, "; on ", device,
-                   " it is 1: LibTorch's operation has no other.");
     scale = at::full({}, scaler.state.loss_scale, at::TensorOptions(device).dtype(at::kFloat));
-    clean_steps = at::full({}, scaler.state.clean_steps, at::TensorOptions(device).dtype(at::kInt));
+    // LibTorch's operation grows the scale where the count is the interval, next_state from there on.
+    const int64_t clean = std::min(scaler.state.clean_steps, scaler.options.growth_interval - 1);
+    clean_steps = at::full({}, clean, at::TensorOptions(device).dtype(at::kInt));
   }
 
   void advance(const LossScaling& options, const at::Tensor& found_inf) {
     at::_amp_update_scale_(scale, clean_steps, found_inf, options.growth_factor, options.backoff_factor,
                            options.growth_interval);
-    scale.clamp_(options.floor, options.cap);
+    // The nearest that FP32 holds between the two, as the host's.
+    const auto held = [&](double bound) {
+      LossScaling at_bound = options;
+      at_bound.initial = bound;
+      return initial_state(at_bound).loss_scale;
+    };
+    scale.clamp_(held(options.floor), held(options.cap));
   }
 };
 
@@ -194,7 +204,8 @@ struct MixedPrecision::Impl {
   std::optional<train::BufferGuard> buffers;
   std::optional<ScaleOnDevice> on_device;        // where parameters are not on the CPU
   std::optional<SkipLimitError> passed_limit{};  // told by the next advance, whoever read the verdict
-  bool backward_ran = false;                     // since the last advance
+  std::vector<std::weak_ptr<const GradsOnDevice>> inspected_there{};  // since the last advance
+  bool backward_ran = false;                                          // since the last advance
   bool inspected = false;
 
   Impl(Precision given, train::Contents contents, MixedPrecisionOptions given_options)
@@ -211,15 +222,19 @@ struct MixedPrecision::Impl {
     // Without loss scaling a scale that cannot move: skipped steps are counted and limited all the same.
     scaler.options = precision.loss_scaling.value_or(LossScaling{.initial = 1, .floor = 1, .cap = 1});
     scaler.state = initial_state(scaler.options);
+    check_one_device(contents);
+    // Before the model is touched, too.
+    if (const at::Tensor& first = contents.parameters.front().second;
+        first.defined() && !kernels_serve(first)) {
+      HALFSTEP_CHECK(
+          options.accumulation != Accumulation::Bf16Kahan,
+          "MixedPrecision: Accumulation::Bf16Kahan is for the CPU. Use Accumulation::Fp32, the same bytes.");
+      ScaleOnDevice::check(scaler.options);
+      on_device.emplace();
+    }
     params = take_in(precision, contents);
     buffers.emplace(std::move(contents.buffers), std::move(contents.present_buffers));
     if (options.accumulation != Accumulation::None) accumulator.emplace(options.accumulation);
-    check_one_device(params);
-    if (kernels_serve(params.front().working)) return;
-    HALFSTEP_CHECK(
-        options.accumulation != Accumulation::Bf16Kahan,
-        "MixedPrecision: Accumulation::Bf16Kahan is for the CPU. Use Accumulation::Fp32, the same bytes.");
-    on_device.emplace();
     write_scale();
   }
 
@@ -245,16 +260,23 @@ struct MixedPrecision::Impl {
 
   /// advance, where only the device knows whether the step was skipped.
   void advance_on_device(const GradSummary& grads) {
+    const bool of_this_step = std::any_of(inspected_there.begin(), inspected_there.end(),
+                                          [&](const auto& each) { return each.lock() == grads.on_device(); });
+    HALFSTEP_CHECK(of_this_step,
+                   "MixedPrecision: advance with gradients of another step. Call it once a step, with what "
+                   "inspect_grads returned in that step.");
+    inspected_there.clear();
     weights.end_step(params);
     if (accumulator) accumulator->begin_step();
     inspected = backward_ran = false;
-    buffers->end_step_on_device(grads.on_device()->finite);
+    buffers->end_step_on_device(grads);
     if (precision.loss_scaling) on_device->advance(scaler.options, grads.on_device()->found_inf);
     on_device->unread.push_back(grads);
     take_verdicts(/*wait=*/false);
     // No limit of skipped steps is passed unseen.
     const int64_t most = scaler.options.max_consecutive_skips;
-    if (most > 0 && static_cast<int64_t>(on_device->unread.size()) >= most) take_verdicts(/*wait=*/true);
+    if (most > 0 && scaler.state.consecutive_skips + static_cast<int64_t>(on_device->unread.size()) >= most)
+      take_verdicts(/*wait=*/true);
     if (passed_limit) throw *std::exchange(passed_limit, std::nullopt);
   }
 
@@ -350,6 +372,7 @@ void MixedPrecision::set_loss_scaling(const LossScaling& options) {
   HALFSTEP_CHECK(impl_->precision.loss_scaling, "MixedPrecision: ", impl_->precision.name(),
                  " has no loss scale to set rules for. Precision::fp16() has.");
   options.check();
+  if (impl_->on_device) ScaleOnDevice::check(options);
   impl_->check_advanced("set_loss_scaling");
   LossScaling from_here = options;
   from_here.initial = std::clamp(loss_scale(), options.floor, options.cap);
@@ -415,6 +438,7 @@ GradSummary MixedPrecision::inspect_grads(GradDetail detail) const {
       "MixedPrecision: inspect_grads, but the sum of this step's micro-batches is still open. Call "
       "mp.close_sum() after the last backward of a step.");
   const GradSummary summary = impl_->inspect(detail);
+  if (summary.on_device()) impl_->inspected_there.push_back(summary.on_device());
   if (!impl_->inspected) impl_->weights.note(impl_->params);
   impl_->inspected = summary.any();
   return summary;
@@ -434,6 +458,7 @@ void MixedPrecision::advance(const GradSummary& grads) {
       "of them once a step: inspect_grads, optimizer.step, advance.");
   if (impl_->on_device && grads.on_device() && grads.any()) return impl_->advance_on_device(grads);
   impl_->take_verdicts(/*wait=*/true);
+  impl_->passed_limit.reset();  // what it says is said below, or was
   auto& [options, state] = impl_->scaler;
   HALFSTEP_CHECK(!grads.any() || grads.loss_scale() == state.loss_scale,
                  "MixedPrecision: advance with gradients that carry a loss "
@@ -528,7 +553,8 @@ void MixedPrecision::load_state_dict(const StateDict& saved) {
     if (saved.contains(at_start)) faults.expect_like(at_start, saved.tensor(at_start), buffer);
   }
   faults.throw_if_any("MixedPrecision");
-  const scaling::ScalerState scaler = scaling::loaded_from(under(saved, kLossScalePrefix));
+  scaling::ScalerState scaler = scaling::loaded_from(under(saved, kLossScalePrefix));
+  if (impl_->on_device) scaler.options.hysteresis = 1;  // the only one there; the CPU may have had another
   if (impl_->accumulator) impl_->accumulator->load(under(saved, kAccumulationPrefix), impl_->params);
   impl_->scaler = scaler;
   impl_->write_scale();
@@ -543,6 +569,8 @@ void MixedPrecision::load_state_dict(const StateDict& saved) {
   // Whatever step was under way is not the loaded state's.
   for (const Param& param : impl_->params) param.working.mutable_grad().reset();
   impl_->inspected = impl_->backward_ran = false;
+  impl_->passed_limit.reset();
+  impl_->inspected_there.clear();
   impl_->buffers->restart();
   if (under(saved, kStartOfStepPrefix).size() > 0) impl_->buffers->resume_step(at_start_of_step);
 }

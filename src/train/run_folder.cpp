@@ -69,7 +69,7 @@ std::vector<std::string> changes_since(const fs::path& path, const RunConfig& no
   try {
     RunConfig before = resolve_config({.file = read_config_file(path)}).config;
     // Where it lies and whether it may go on: not what it is.
-    before.run = now.run;
+    before.run.folder = now.run.folder;
     before.checkpoint.resume = now.checkpoint.resume;
     std::vector<std::string> changes = config_changes(before, now);
     for (std::string& change : changes)

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
 #include <utility>
 
 #include "train/phase_clock.h"
@@ -96,7 +97,7 @@ class Trainer::Impl::Run {
                    ". Raise it, or go back to an earlier checkpoint: --from-step.");
     if (folder_.checkpoint()) training_.restore(*folder_.checkpoint());
     folder_.begin(trainer.plan.unit, trainer.last(folder_.step()) ? 0 : checkpoint_bytes(), watcher);
-    begun_at_ = step_ = trainer.plan.steps_done = folder_.step();
+    begun_at_ = step_ = told_step_ = trainer.plan.steps_done = folder_.step();
     watcher.begin(trainer.plan);
     for (const std::string& note : folder_.notes()) watcher.note(step_, note);
   }
@@ -166,15 +167,16 @@ class Trainer::Impl::Run {
     PhaseClock clock;
     training_.step(step_ + 1, folder_.histograms_at(step_ + 1));
     ++step_;
-    longest_step_ = std::max(longest_step_, clock.seconds());
+    if (!training_.on_accelerator() || longest_step_ == 0)
+      longest_step_ = std::max(longest_step_, clock.seconds());
     const bool save_is_due = folder_.save_due(step_) || just_went_back_;
     just_went_back_ = false;
-    if (is_told_at_once(step_) || save_is_due) {
+    if (is_told_at_once(step_) || save_is_due || training_.has_passed_skip_limit()) {
       if (auto end = tell_steps()) return end;
       if (just_went_back_) return std::nullopt;
     }
     write_trace_if_due();
-    folder_.look_after_saves(step_);
+    folder_.look_after_saves(told_step_);
     if (save_is_due || is_new_best()) save();
     folder_.write_status("training", latest_ ? &*latest_ : nullptr, /*at_once=*/false);
     return std::nullopt;
@@ -188,10 +190,7 @@ class Trainer::Impl::Run {
 
   /// Log and watcher learn of the steps that were taken since the last time. How the run ends, if it does.
   std::optional<RunEnd> tell_steps() {
-    for (StepRecord& record : training_.records()) {
-      latest_ = std::move(record);
-      tell_step();
-    }
+    tell_rest();
     try {
       training_.check_not_diverged();
       if (const auto why = training_.diverged(); why && config_.train.on_divergence != "go_on")
@@ -202,8 +201,21 @@ class Trainer::Impl::Run {
     return std::nullopt;
   }
 
+  void tell_rest() {
+    for (StepRecord& record : training_.records()) untold_.push_back(std::move(record));
+    while (!untold_.empty()) {
+      latest_ = std::move(untold_.front());
+      untold_.pop_front();
+      tell_step();
+    }
+  }
+
   void tell_step() {
     StepRecord& record = *latest_;
+    told_step_ = record.step;
+    // Of an accelerator's step only now is known how long it took.
+    if (training_.on_accelerator() && record.items_per_second > 0)
+      longest_step_ = std::max(longest_step_, static_cast<double>(record.items) / record.items_per_second);
     record.seconds = folder_.seconds();
     std::optional<EvaluationRecord> evaluation;
     try {
@@ -268,12 +280,7 @@ class Trainer::Impl::Run {
   }
 
   void save_what_is_left() {
-    for (StepRecord& record : training_.records()) {
-      record.seconds = folder_.seconds();
-      folder_.write(record);
-      watcher_.step(record);
-      latest_ = std::move(record);
-    }
+    tell_rest();
     watchdog_.now(detail::concat("saving step ", step_));
     folder_.write_status("saving", latest_ ? &*latest_ : nullptr, /*at_once=*/true);
     folder_.finish_saves(step_);
@@ -317,7 +324,8 @@ class Trainer::Impl::Run {
   void go_back_to(int64_t target, const std::string& why) {
     const int64_t from = step_;
     training_.go_back(folder_.go_back_to(target, trainer_.plan.unit));
-    step_ = target;
+    step_ = told_step_ = target;
+    untold_.clear();
     just_went_back_ = true;
     latest_.reset();
     folder_.note(step_, detail::concat("rolled back from step ", from, " to step ", step_, " (",
@@ -331,7 +339,9 @@ class Trainer::Impl::Run {
     const double aside = (is_evaluated(next) ? longest_evaluation_ : 0) +
                          (due(next, config_.train.sample_every) ? longest_sample_ : 0);
     // A step, and twice the longest save: the last one may have to wait for another.
-    const double needed = 1.2 * (longest_step_ + aside) + 2 * folder_.save_seconds() + 1;
+    const auto steps =
+        static_cast<double>(1 + step_ - told_step_);  // those too that an accelerator has not done
+    const double needed = 1.2 * (steps * longest_step_ + aside) + 2 * folder_.save_seconds() + 1;
     return trainer_.since_start.seconds() + needed > 60 * *config_.train.time_limit_minutes;
   }
 
@@ -344,9 +354,9 @@ class Trainer::Impl::Run {
     if (!trace_ || (step_ < begun_at_ + 1 + config_.log.trace_steps && !trainer_.last(step_))) return;
     try {
       trace_->write(trainer_.folder / "trace.json");
-      folder_.note(step_, "trace.json holds the last steps' operations");
+      folder_.note(told_step_, "trace.json holds the last steps' operations");
     } catch (const FileError& error) {
-      folder_.note(step_, error.what());
+      folder_.note(told_step_, error.what());
     }
     trace_.reset();
   }
@@ -366,6 +376,10 @@ class Trainer::Impl::Run {
   /// The error itself is the caller's; here, what can still be saved, and the end of the log.
   void end_failed(const std::string& why) {
     try {
+      tell_rest();
+    } catch (const std::exception&) {
+    }
+    try {
       if (worth_saving_ && !tried_last_save_ && training_.between_steps()) save_what_is_left();
     } catch (const std::exception&) {
     }
@@ -383,6 +397,8 @@ class Trainer::Impl::Run {
   RunFolder folder_;
   train::Watchdog watchdog_;
   int64_t step_ = 0, begun_at_ = 0;
+  int64_t told_step_ = 0;  // log and watcher know of it; behind step_ on an accelerator
+  std::deque<StepRecord> untold_;
   bool tried_last_save_ = false, worth_saving_ = true, just_went_back_ = false;
   std::optional<StepRecord> latest_;
   std::optional<train::Trace> trace_;

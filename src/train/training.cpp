@@ -139,7 +139,6 @@ void Training::step(int64_t number, EventFile* histograms) {
   StepRecord record{.step = number, .items = task_->items_per_batch() * config_.train.accumulation};
   const at::Device device = device_of(precision_);
   reset_peak(device);
-  skip_limit_.reset();
   PhaseClock clock;
   at::Tensor loss_there;  // summed where it is, if the host would have to wait for it
   for (int64_t batch = 0; batch < config_.train.accumulation; ++batch) {
@@ -182,21 +181,22 @@ void Training::step(int64_t number, EventFile* histograms) {
 }
 
 std::vector<StepRecord> Training::records() {
-  if (taken_.empty()) return {};
+  std::vector<Taken> all = std::exchange(taken_, {});  // each is told once, even if one throws
+  if (all.empty()) return {};
   PhaseClock clock;
-  if (taken_.back().loss) (void)taken_.back().loss->wait_for(0);  // with it everything before it is there
+  if (all.back().loss) (void)all.back().loss->wait_for(0);  // with it everything before it is there
   double seconds = 0, items = 0;
-  for (Taken& taken : taken_) {
+  for (Taken& taken : all) {
     tell(taken);
     seconds += taken.seconds;
     items += static_cast<double>(taken.record.items);
   }
   if (on_accelerator_) {
-    clock.lap(taken_.back().record.phases.other);
+    clock.lap(all.back().record.phases.other);
     seconds += clock.seconds();
   }
   std::vector<StepRecord> records;
-  for (Taken& taken : taken_) {
+  for (Taken& taken : all) {
     taken.record.items_per_second = items / seconds;
     records.push_back(std::move(taken.record));
   }
@@ -205,7 +205,6 @@ std::vector<StepRecord> Training::records() {
     machine_flops_ = std::max(machine_flops_, *flops_per_step_ / seconds);
     records.back().share_of_peak = *flops_per_step_ / seconds / machine_flops_;
   }
-  taken_.clear();
   return records;
 }
 
@@ -224,6 +223,8 @@ void Training::tell(Taken& taken) {
     if (counts_stalls) record.stalled_share = report.stall().lost_fraction();
   }
   watch_.see(record.step, record.loss, record.skipped);
+  if (const auto why = watch_.diverged(); why && !divergence_)
+    divergence_.emplace(Divergence{.why = *why, .since = watch_.above_since()});
 }
 
 EvaluationRecord Training::evaluate(int64_t step) {
@@ -292,6 +293,7 @@ void Training::restore(const Checkpoint& checkpoint) {
   optimizer_.load_state_dict(checkpoint.part("optimizer"));
   optimizer_steps_ = optimizer_.steps();
   taken_.clear();
+  divergence_.reset();
   load_random_state(checkpoint.part("random"));
   task_->load_state_dict(checkpoint.part("task"));
   watch_.load_state_dict(checkpoint.part("watch"));

@@ -33,14 +33,17 @@ class Training {
   /// Of the steps since the last call. Waits for an accelerator, once.
   std::vector<StepRecord> records();
   /// Throws the SkipLimitError of a step, if one had it: after the step was logged.
-  void check_not_diverged() const {
-    if (skip_limit_) throw *skip_limit_;
+  void check_not_diverged() {
+    if (skip_limit_) throw *std::exchange(skip_limit_, std::nullopt);
   }
+  bool has_passed_skip_limit() const { return skip_limit_.has_value(); }
 
   /// Whether the loss has risen for good: a sentence with the numbers.
-  std::optional<std::string> diverged() const { return watch_.diverged(); }
+  std::optional<std::string> diverged() const {
+    return divergence_ ? std::optional(divergence_->why) : std::nullopt;
+  }
   /// The first step of the present trouble; the next one if there is none.
-  int64_t trouble_since() const { return watch_.above_since(); }
+  int64_t trouble_since() const { return divergence_ ? divergence_->since : watch_.above_since(); }
 
   /// False from the first batch of a step that did not end on: its state is of no step.
   bool between_steps() const { return between_steps_; }
@@ -92,6 +95,12 @@ class Training {
 
   void tell(Taken& taken);
 
+  /// As it was when it was first seen: of several steps that are told together the last may look well again.
+  struct Divergence {
+    std::string why;
+    int64_t since = 0;
+  };
+
   /// So soon after a rollback that it may diverge again: the ones before are kept until then.
   bool on_trial(int64_t step) const;
   void write_histograms(EventFile& events, int64_t step) const;
@@ -101,6 +110,7 @@ class Training {
   MixedPrecision precision_;
   RunOptimizer optimizer_;
   DivergenceWatch watch_;
+  std::optional<Divergence> divergence_;
   Progress progress_;
   bool on_accelerator_ = false;
   std::vector<Taken> taken_;

@@ -4,7 +4,9 @@
 #include <halfstep/train_step.h>
 #include <torch/torch.h>
 
+#include <atomic>
 #include <cmath>
+#include <thread>
 
 #include "support/any_machine.h"
 #include "support/bits.h"
@@ -317,6 +319,216 @@ TEST(DeviceStep, Bf16MomentsMoveAsFairly) {
           name.find("second") != std::string::npos ? 0.09 * (1 - std::pow(0.999, 4000)) : 0.3;
       EXPECT_NEAR(mean, expected, 0.01 * expected) << name;
     }
+}
+
+// ---- what goes on between the calls
+
+struct Fp16Run {
+  explicit Fp16Run(LossScaling scaling, at::Device device = kCountingDevice) {
+    torch::manual_seed(1);
+    model = std::make_shared<Mlp>(4, 8, 3);
+    model->to(device);
+    Precision precision = Precision::fp16();
+    precision.loss_scaling = scaling;
+    mp.emplace(precision, *model, MixedPrecisionOptions{.autocast = kAnyMachine});
+    optimizer.emplace(mp->params(), AdamWOptions{.lr = 1e-3});
+  }
+  GradSummary inspected(bool overflow = false) {
+    const at::Device device = mp->params().front().working.device();
+    const Tensor x = torch::ones({2, 4}).to(device), target = torch::zeros({2}, at::kLong).to(device);
+    mp->backward(mp->forward([&] { return model->loss(x, target) * (overflow ? 1e36 : 1.0); }));
+    return mp->inspect_grads();
+  }
+  double step(bool overflow = false) {
+    const GradSummary grads = inspected(overflow);
+    (void)optimizer->step(grads.unclipped());
+    optimizer->zero_grad();
+    mp->advance(grads);
+    return grads.loss_scale();  // the one that they carried
+  }
+  std::shared_ptr<Mlp> model;
+  std::optional<MixedPrecision> mp;
+  std::optional<AdamW> optimizer;
+};
+
+TEST(DeviceLossScale, IsTheHostsWhateverIsSetBetweenSteps) {
+  Fp16Run run({.initial = 1024, .growth_interval = 100});
+  for (int i = 0; i < 7; ++i) run.step();
+  run.mp->set_loss_scaling({.initial = 1024, .growth_interval = 5});
+  for (int i = 0; i < 12; ++i) {
+    const double expected = run.mp->loss_scale();
+    EXPECT_EQ(run.step(i == 6), expected) << i;
+  }
+  // A cap that FP32 does not hold.
+  run.mp->set_loss_scaling({.initial = 512, .growth_interval = 1, .floor = 0.3, .cap = 1000.7});
+  for (int i = 0; i < 6; ++i) {
+    const double expected = run.mp->loss_scale();
+    EXPECT_EQ(run.step(), expected) << i;
+  }
+  const double before = run.mp->loss_scale();
+  EXPECT_NE(error_of([&] { run.mp->set_loss_scaling({.hysteresis = 2}); }).find("hysteresis is 2"),
+            std::string::npos);
+  EXPECT_EQ(run.step(), before);
+}
+
+TEST(DeviceLossScale, SaysWhenTheLimitOfSkipsIsPassed) {
+  Fp16Run run({.initial = 1024, .max_consecutive_skips = 4});
+  const StateDict good = run.mp->state_dict();
+  int taken = 0;
+  EXPECT_THROW(for (; taken < 20; ++taken) run.step(/*overflow=*/true), SkipLimitError);
+  EXPECT_LE(taken, 4);
+  // Told once, and forgotten with the steps that a load leaves behind.
+  EXPECT_THROW(run.step(true), SkipLimitError);
+  run.mp->load_state_dict(good);
+  EXPECT_EQ(run.step(), 1024);
+}
+
+TEST(DeviceStep, RefusesAnotherOrder) {
+  Fp16Run run({.initial = 1024, .growth_interval = 1});
+  const GradSummary first = run.inspected();
+  run.optimizer->zero_grad();
+  run.mp->advance(first);
+  EXPECT_NE(error_of([&] { (void)run.optimizer->step(first.unclipped()); }).find("before mp.advance"),
+            std::string::npos);
+  const GradSummary second = run.inspected();
+  EXPECT_NE(error_of([&] { run.mp->advance(first); }).find("of another step"), std::string::npos);
+  for (const double factor : {double(INFINITY), double(NAN), -1.0, 1e-42, 1e39})
+    EXPECT_NE(error_of([&] {
+                (void)run.optimizer->step(second.unclipped().times(factor));
+              }).find("are multiplied by"),
+              std::string::npos)
+        << factor;
+}
+
+TEST(DeviceStep, RefusedModelsAreLeftAsTheyWere) {
+  const auto model = std::make_shared<Mlp>(4, 8, 3);
+  model->to(kCountingDevice);
+  Precision fp16 = Precision::fp16();
+  fp16.loss_scaling->hysteresis = 2;
+  EXPECT_THROW(MixedPrecision(fp16, *model, {.autocast = kAnyMachine}), Error);
+  EXPECT_THROW(MixedPrecision(Precision::bf16(), *model,
+                              {.autocast = kAnyMachine, .accumulation = Accumulation::Bf16Kahan}),
+               Error);
+  model->body->ptr(4)->to(at::kCPU);
+  EXPECT_THROW(MixedPrecision(Precision::bf16(), *model, {.autocast = kAnyMachine}), Error);
+  for (const auto& parameter : model->parameters()) EXPECT_EQ(parameter.scalar_type(), at::kFloat);
+}
+
+TEST(DeviceStep, ModelsThatMoveAreRefusedByName) {
+  for (const Precision& precision : {Precision::fp32(), Precision::bf16()}) {
+    const auto model = std::make_shared<Mlp>(4, 8, 3);
+    MixedPrecision mp(precision, *model, {.autocast = kAnyMachine, .accumulation = Accumulation::Fp32});
+    AdamW optimizer(mp.params());
+    model->to(kCountingDevice);
+    EXPECT_NE(
+        error_of([&] { (void)mp.forward([] { return 0; }); }).find("is on counting:0 now; it was on cpu"),
+        std::string::npos);
+    for (const auto& parameter : model->parameters()) parameter.mutable_grad() = torch::ones_like(parameter);
+    EXPECT_NE(error_of([&] { (void)optimizer.step({}); }).find("now; it was on cpu"), std::string::npos);
+  }
+  const Pair pair(WeightStorage::Fp32, at::kFloat);
+  EXPECT_NE(error_of([&] { (void)inspect_grads({pair.here[0], pair.there[1]}); }).find("of each device"),
+            std::string::npos);
+}
+
+/// A part of a larger tensor, or FP32 numbers under a BF16 tensor, as torch::load leaves them: nobody can
+/// tell.
+TEST(DeviceStep, MemoryOfAnotherSizeIsRefused) {
+  const Pair pair(WeightStorage::Fp32Master, at::kBFloat16, {8});
+  Tensor weight = pair.there[0].working;
+  const at::NoGradGuard no_grad;
+  weight.set_data(torch::ones({8}).to(kCountingDevice, at::kBFloat16));
+  EXPECT_TRUE(bit_equal(peek(full_precision(pair.there[0])), torch::ones({8})));
+  {
+    const Tensor longer = torch::ones({16}).to(kCountingDevice, at::kBFloat16);
+    weight.set_data(longer.slice(0, 0, 8));
+    EXPECT_TRUE(bit_equal(peek(full_precision(pair.there[0])), torch::ones({8})));
+    weight.set_data(torch::ones({8}).to(kCountingDevice, at::kBFloat16));
+    (void)full_precision(pair.there[0]);
+    weight.set_data(longer.slice(0, 0, 8));
+  }
+  EXPECT_NE(error_of([&] { (void)full_precision(pair.there[0]); }).find("a part of a larger tensor"),
+            std::string::npos);
+}
+
+/// Un-scaled, as on the CPU: FP32 gradients of 2^50 under a scale of 2^-24 are of 2^74, whose squares are
+/// Inf.
+TEST(DeviceStep, SquaresThatDoNotFitAreSkipped) {
+  for (const double scale : {0x1p-24, 1.0, 0x1p20})
+    for (const double size : {0x1p30, 0x1p50, 0x1p62}) {
+      const Pair pair(WeightStorage::Fp32, at::kFloat, {4});
+      pair.set_grad(0, torch::full({4}, size));
+      const bool here = inspect_grads(pair.here, scale).finite();
+      EXPECT_EQ(inspect_grads(pair.there, scale).finite(), here) << scale << " " << size;
+    }
+}
+
+TEST(DeviceStep, GroupsWithAndWithoutMomentum) {
+  const auto run = [](const std::vector<Param>& params) {
+    SGD optimizer({{{params[0]}, {.lr = 0.1, .momentum = 0.9, .moments = MomentStorage::Bf16}},
+                   {{params[1]}, {.lr = 0.1, .moments = MomentStorage::Bf16}}});
+    for (int i = 0; i < 3; ++i) {
+      for (const Param& param : params) param.working.mutable_grad() = torch::ones_like(param.working);
+      (void)optimizer.step({});
+    }
+    EXPECT_NE(error_of([&] {
+                optimizer.set_options(
+                    {.lr = 0.1, .momentum = 0.9, .dampening = 0.1, .moments = MomentStorage::Bf16});
+              }).find("dampening") != std::string::npos,
+              params[0].working.is_cpu());
+    return peek(full_precision(params[1]));
+  };
+  const Pair pair(WeightStorage::Fp32, at::kFloat, {4, 4});
+  EXPECT_TRUE(bit_equal(run(pair.there), run(pair.here)));
+}
+
+/// A summary and its copies may be read by any thread.
+TEST(DeviceStep, ReportsAreReadByManyThreads) {
+  for (int round = 0; round < 50; ++round) {
+    const Pair pair(WeightStorage::Fp32, at::kFloat, {4, 4});
+    for (std::size_t i = 0; i < 2; ++i) pair.set_grad(i, torch::ones({4}));
+    const GradSummary grads = inspect_grads(pair.there);
+    std::vector<std::thread> threads;
+    std::atomic<int> right = 0;
+    for (int i = 0; i < 4; ++i)
+      threads.emplace_back(
+          [grads, &right] { right += grads.finite() && std::abs(grads.norm() - std::sqrt(8)) < 1e-5; });
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(right, 4);
+  }
+}
+
+/// A step of a bad micro-batch that was saved on the CPU, where it is in no sum, is skipped on the device.
+TEST(DeviceAccumulation, BadMicroBatchIsRememberedFromOneDeviceToTheOther) {
+  const auto make = [](at::Device device) {
+    torch::manual_seed(1);
+    auto model = std::make_shared<Mlp>(4, 8, 3);
+    model->to(device);
+    return model;
+  };
+  const MixedPrecisionOptions options{.autocast = kAnyMachine, .accumulation = Accumulation::Fp32};
+  const auto add = [](MixedPrecision& mp, Mlp& model, at::Device device, double factor) {
+    const Tensor x = torch::ones({2, 4}).to(device), target = torch::zeros({2}, at::kLong).to(device);
+    mp.backward(mp.forward([&] { return model.loss(x, target) * factor; }));
+  };
+  for (const auto& [from, to] :
+       {std::pair(at::Device(at::kCPU), kCountingDevice), std::pair(kCountingDevice, at::Device(at::kCPU)),
+        std::pair(kCountingDevice, kCountingDevice)}) {
+    const auto first = make(from), second = make(to);
+    MixedPrecision before(Precision::bf16(), *first, options), after(Precision::bf16(), *second, options);
+    add(before, *first, from, 1);
+    add(before, *first, from, NAN);
+    after.load_state_dict(before.state_dict());
+    add(after, *second, to, 1);
+    after.close_sum();
+    const GradSummary grads = after.inspect_grads();
+    EXPECT_FALSE(grads.finite());
+    EXPECT_EQ(grads.micro_batch(), 1);
+    AdamW optimizer(after.params());
+    EXPECT_FALSE(optimizer.step(grads.unclipped()).stepped());
+    after.advance(grads);
+    EXPECT_EQ(after.loss_scale_state().total_skips, 1);
+  }
 }
 
 TEST(DeviceStep, WhatOnlyTheKernelsDoIsRefusedByName) {

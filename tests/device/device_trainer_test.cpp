@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 #include <halfstep/error.h>
 #include <halfstep/models.h>
+#include <halfstep/task.h>
 #include <torch/torch.h>
+
+#include <numeric>
 
 #include "support/any_machine.h"
 #include "support/counting_device.h"
@@ -81,6 +84,84 @@ TEST_F(DeviceTrainer, WaitsForLoggedStepsAndEvaluationsOnly) {
   EXPECT_EQ(waits_of(/*log_every=*/1, 0), seldom + 22);
   EXPECT_LE(waits_of(/*log_every=*/12, /*evaluate_every=*/12), seldom + 3);
   std::printf("waits of a run of 24 steps, 2 of them logged, with its last checkpoint: %ld\n", long(seldom));
+}
+
+/// Losses that are Inf from a step on, on a device that is asked every tenth step.
+class Overflowing final : public Task {
+ public:
+  explicit Overflowing(int64_t from, int64_t to, int64_t throws_at = -1)
+      : from_(from), to_(to), throws_at_(throws_at) {
+    model_ = std::make_shared<torch::nn::LinearImpl>(4, 2);
+  }
+  torch::nn::Module& model() override { return *model_; }
+  void take_batch() override {
+    if (++batch_ == throws_at_) throw std::runtime_error("no more batches");
+  }
+  at::Tensor loss() override {
+    const at::Tensor x = torch::ones({2, 4}).to(model_->weight.device());
+    return model_->forward(x).square().sum() * (batch_ >= from_ && batch_ < to_ ? INFINITY : 1.0);
+  }
+  Score evaluate(const MixedPrecision&) override { return {}; }
+  StateDict state_dict() const override {
+    StateDict saved;
+    saved.set("batch", batch_);
+    return saved;
+  }
+  void load_state_dict(const StateDict& saved) override { batch_ = saved.integer("batch"); }
+
+ private:
+  std::shared_ptr<torch::nn::LinearImpl> model_;
+  int64_t from_, to_, throws_at_, batch_ = 0;
+};
+
+class Recorder : public Counter {
+ public:
+  void step(const StepRecord& record) override {
+    Counter::step(record);
+    told.push_back(record.step);
+  }
+  std::vector<int64_t> told;
+};
+
+class DeviceRuns : public DeviceTrainer {
+ protected:
+  RunEnd run_own(std::unique_ptr<Task> task, std::vector<std::string> set, const std::string& name,
+                 Counter& counter) const {
+    std::vector<std::string> all = {"model.kind=own", "run.device=counting", "train.steps=30", "log.every=10",
+                                    "train.evaluate_every=0"};
+    all.insert(all.end(), set.begin(), set.end());
+    Trainer trainer(std::move(task), resolve_config({.set = all}), folder_ / name);
+    return trainer.run(counter, counter.stop);
+  }
+};
+
+TEST_F(DeviceRuns, SkippedStepsBetweenLoggedOnesAreInTheLog) {
+  Recorder recorder;
+  const RunEnd end = run_own(std::make_unique<Overflowing>(13, 15),
+                             {"checkpoint.every=3", "log.trace_steps=2"}, "run", recorder);
+  EXPECT_EQ(end.outcome, RunOutcome::Done) << end.why;
+  std::vector<int64_t> all(30), logged;
+  std::iota(all.begin(), all.end(), 1);
+  EXPECT_EQ(recorder.told, all);
+  for (const json& record : log("run"))
+    if (record.at("kind") == "step") logged.push_back(record.at("step"));
+  EXPECT_EQ(logged, (std::vector<int64_t>{10, 13, 14, 20, 30}));
+}
+
+TEST_F(DeviceRuns, LimitOfSkipsEndsTheRun) {
+  Recorder recorder;
+  const RunEnd end =
+      run_own(std::make_unique<Overflowing>(3, 1000),
+              {"precision.compute=fp16", "precision.loss_scale.max_consecutive_skips=3"}, "run", recorder);
+  EXPECT_EQ(end.outcome, RunOutcome::Diverged) << end.why;
+  EXPECT_LE(end.step, 7);
+}
+
+TEST_F(DeviceRuns, TaskThatThrowsLosesNoStep) {
+  Recorder recorder;
+  EXPECT_THROW(run_own(std::make_unique<Overflowing>(4, 5, /*throws_at=*/8), {}, "run", recorder),
+               std::exception);
+  EXPECT_EQ(recorder.told, (std::vector<int64_t>{1, 2, 3, 4, 5, 6, 7}));
 }
 
 TEST_F(DeviceTrainer, DeviceThatIsNotThereIsRefusedByName) {

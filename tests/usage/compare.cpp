@@ -576,9 +576,7 @@ class Session {
       if (loaded_unseen && key.find("buffer.") != std::string::npos) continue;
       if (program_.max_norm && key.ends_with('.' + std::string(embedding_name()))) continue;
       // There an edit goes into the master when it is seen, whatever becomes of the step.
-      if (program_.on_device && program_.weights == Weights::Fp32Master &&
-          key.starts_with("precision.master."))
-        continue;
+      if (program_.on_device && key.starts_with("precision.master.")) continue;
       const auto before = state_before_.find(key);
       expect(before != state_before_.end() && same_bits(before->second, tensor), "skipped step", key,
              " was changed by a step that was skipped");

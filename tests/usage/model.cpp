@@ -180,7 +180,9 @@ at::Tensor LayerModule::run(const at::Tensor& x) {
       if (replay) return x * mask.to(x.scalar_type());
       // The mask is read off the output. Where x is 0, as after an edit, it cannot be seen: then it is made
       // of ones, and multiplied.
-      const bool has_zeros = x.detach().eq(0).any().item<bool>();
+      // Once for both runs of a checkpointed region, whose second input may be a compressed one.
+      if (!has_zeros_seen) has_zeros_seen = x.detach().eq(0).any().item<bool>();
+      const bool has_zeros = *has_zeros_seen;
       const at::Tensor factors =
           has_zeros ? at::dropout(at::ones_like(x.detach()), kDropout, true) : at::Tensor();
       const at::Tensor y = has_zeros ? x * factors : at::dropout(x, kDropout, true);
@@ -238,7 +240,7 @@ Model::Model(const Program& given) : program(given) {
 void Model::begin(const Batch& batch) {
   for (size_t i = 0; i < layers.size(); ++i) {
     layers[i]->mask_seed = batch.mask_seed + i;
-    if (!layers[i]->replay) layers[i]->mask = at::Tensor();
+    if (!layers[i]->replay) layers[i]->mask = at::Tensor(), layers[i]->has_zeros_seen.reset();
   }
 }
 

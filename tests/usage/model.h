@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "usage/program.h"
@@ -30,6 +31,7 @@ class LayerModule : public torch::nn::Module {
   uint64_t mask_seed = 0;
   /// Of EngineDropout: the factors (0 or 1/(1-p)) of the last forward, or those to use if `replay`.
   at::Tensor mask;
+  std::optional<bool> has_zeros_seen{};  ///< in the first forward, by an engine's dropout
   bool replay = false;
 
  private:

@@ -155,7 +155,9 @@ void settle(Program& p) {
           layer.kind == LayerKind::LstmCell || layer.kind == LayerKind::GruCell)
         layer.kind = LayerKind::Linear;
     for (Event& event : p.events)
-      if (event.action == Action::DataZero && p.weights == Weights::Fp32Master) event.action = Action::Zero;
+      if ((event.action == Action::DataZero && p.weights == Weights::Fp32Master) ||
+          (event.action == Action::LoadFp32File && p.weights != Weights::Fp32))
+        event.action = Action::Zero;
   }
 
   // Regions: inside the layers, nested or disjoint.
