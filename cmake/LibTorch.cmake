@@ -11,10 +11,36 @@ if(NOT Torch_DIR)
   endforeach()
 endif()
 
+# LibTorch's package for a build with CUDA asks for CUDA's compiler, headers and libraries. Halfstep compiles no CUDA code:
+# the target is made here instead, of LibTorch's own libraries.
+set(torch_of_wheel ${Torch_DIR})
+if(NOT torch_of_wheel)
+  set(torch_of_wheel ${torch_of_python}/Torch)
+endif()
+cmake_path(GET torch_of_wheel PARENT_PATH torch_cmake_folder)
+file(REAL_PATH "${torch_cmake_folder}/../.." torch_root)
+if(EXISTS "${torch_root}/lib/libtorch_cuda.so")
+  include("${torch_of_wheel}/TorchConfigVersion.cmake")
+  set(Torch_VERSION ${PACKAGE_VERSION})
+  set(Torch_DIR ${torch_of_wheel})
+  set(TORCH_INSTALL_PREFIX ${torch_root})
+  set(Torch_FOUND TRUE)
+  add_library(torch INTERFACE IMPORTED)
+  target_include_directories(torch SYSTEM INTERFACE ${torch_root}/include ${torch_root}/include/torch/csrc/api/include)
+  target_compile_definitions(torch INTERFACE USE_DISTRIBUTED USE_C10D_GLOO USE_RPC USE_TENSORPIPE)
+  # torch_cuda is named by nobody and registers its kernels by being there.
+  target_link_libraries(torch INTERFACE -Wl,--push-state,--no-as-needed ${torch_root}/lib/libtorch_cuda.so
+    ${torch_root}/lib/libtorch.so -Wl,--pop-state ${torch_root}/lib/libtorch_cpu.so ${torch_root}/lib/libc10.so)
+  # What these need lies in other wheels, and they know where; a linker does not ask them.
+  target_link_options(torch INTERFACE -Wl,--allow-shlib-undefined)
+endif()
+
 # The wheel has kineto inside libtorch_cpu, yet LibTorch's package looks for it as a library of its own and
 # warns. The answer given here keeps it from looking; we link the target `torch`, not that list of libraries.
 set(kineto_LIBRARY torch_cpu)
-find_package(Torch 2.13 QUIET HINTS ${torch_of_python})
+if(NOT Torch_FOUND)
+  find_package(Torch 2.13 QUIET HINTS ${torch_of_python})
+endif()
 
 string(CONCAT torch_advice "Run tools/setup, which puts LibTorch 2.13 into .venv, or configure with "
   "-DTorch_DIR=<the folder share/cmake/Torch of a LibTorch 2.13>.")

@@ -42,7 +42,7 @@ class HALFSTEP_API CheckpointedCall {
 ///
 /// Gradients have the bits of a plain call. For that the second run sees what the first saw: the autocast
 /// type and policy, and the random numbers. On the CPU these come from a private copy of the default
-/// generator, so other threads may draw meanwhile; the generators of the inputs' CUDA devices are restored
+/// generator, so other threads may draw meanwhile; the generators of the inputs' other devices are restored
 /// afterwards. Whatever the function returns is returned; torch::autograd::grad, retain_graph, second
 /// derivatives, inputs without a gradient, parameters that the function holds, scopes that it opens and calls
 /// inside calls all work.
@@ -73,7 +73,7 @@ auto checkpoint_activations(Function function, const Inputs&... inputs) {
 /// A scope in which activations that autograd saves are kept in fewer bits, and restored at backward.
 ///
 /// Kept so are floating-point tensors of at least 512 elements that depend on something with a gradient: FP32
-/// ones in BF16; FP32, BF16 and FP16 ones in E4M3 or E5M2, on CPU. Parameters and casts of them, statistics,
+/// ones in BF16; FP32, BF16 and FP16 ones in E4M3 or E5M2. Parameters and casts of them, statistics,
 /// masks and indices stay as they are, and so do logits and log-probabilities of a loss. Forward is not
 /// changed; gradients are.
 ///

@@ -159,7 +159,8 @@ HALFSTEP_API std::map<std::string, std::string> fingerprint();
 /// is right, but need not have the bits of the uninterrupted one.
 HALFSTEP_API std::vector<std::string> fingerprint_changes(const Checkpoint& checkpoint);
 
-/// LibTorch's default random generators: the CPU's, and of every CUDA device that there is.
+/// LibTorch's default random generators: the CPU's, and of every accelerator that there is. Loading sets
+/// those that were saved and are here; a checkpoint may go on on another machine.
 HALFSTEP_API StateDict random_state();
 HALFSTEP_API void load_random_state(const StateDict& saved);
 

@@ -96,6 +96,10 @@ struct BackwardOptions {
 /// Calls that are missing or in another order are an Error that says which: gradients of a scaled loss that
 /// backward did not make, a backward before advance, weights that were updated without their masters.
 ///
+/// The model may be on any device of LibTorch's: move it there first. On an accelerator no call of a step
+/// waits for it; whether a step was skipped is known there, and here when somebody asks (GradSummary,
+/// loss_scale(), state_dict(), whose tensors are the host's). docs/devices.md.
+///
 /// One loop, one object; not thread-safe.
 class HALFSTEP_API MixedPrecision {
  public:

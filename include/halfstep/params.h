@@ -17,6 +17,8 @@ struct ParamRecord;  ///< Halfstep's own: what was last seen of a working copy's
 /// The working copy is the user's to change between steps, through any of LibTorch's doors: zero_, copy_,
 /// clamp_, data(), set_data, Embedding's max_norm, torch::load. The change wins: the next step starts from a
 /// master that rounds to the value that was written, and elements that were not changed keep all their bits.
+/// On an accelerator two doors are shut: what data() writes beside an FP32 master is not seen, and a file of
+/// another type that torch::load puts under it is refused.
 struct Param {
   std::string name;     ///< as the model calls it: "layers.3.weight"
   at::Tensor working;   ///< the model's own tensor, which forward and backward use
@@ -38,7 +40,7 @@ struct Param {
 /// itself rounded to `low` (at::kBFloat16 or at::kHalf; ignored with WeightStorage::Fp32). It stays the same
 /// tensor for the model and for autograd; a gradient that it has is dropped.
 ///
-/// An Error by name for a parameter that is not FP32, not dense, not on the CPU, or not finite.
+/// An Error by name for a parameter that is not FP32, not dense or not finite.
 [[nodiscard]] HALFSTEP_API Param make_param(std::string name, at::Tensor parameter, WeightStorage storage,
                                             c10::ScalarType low);
 

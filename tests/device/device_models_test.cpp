@@ -113,9 +113,11 @@ int steps_of(Trained (*make)(at::Device)) {
 class DeviceModels : public ::testing::TestWithParam<Trained (*)(at::Device)> {};
 
 TEST_P(DeviceModels, StepsHaveTheBitsOfTheSameOperationsOnTheCpu) {
+  if (!on_counting_device()) GTEST_SKIP() << "bits and counts are for the test accelerator";
   const AtenOnCpu twin;
   const int steps = steps_of(GetParam());
-  const Outcome here = train(GetParam(), at::kCPU, steps), there = train(GetParam(), kCountingDevice, steps);
+  const Outcome here = train(GetParam(), at::kCPU, steps),
+                there = train(GetParam(), device_under_test(), steps);
   EXPECT_EQ(there.told, here.told);
   const auto skipped = std::count_if(here.told.begin(), here.told.end(),
                                      [](const auto& line) { return line.find("skipped") != line.npos; });
@@ -131,7 +133,7 @@ TEST_P(DeviceModels, StepsHaveTheBitsOfTheSameOperationsOnTheCpu) {
 /// are summed in FP64 here and in FP32 there; clipping carries the difference, kNorm, into moments and
 /// update.
 TEST_P(DeviceModels, StepsOfTheKernelsAreWithinRoundings) {
-  const auto [model, loss] = GetParam()(kCountingDevice);
+  const auto [model, loss] = GetParam()(device_under_test());
   const auto [twin, unused] = GetParam()(at::kCPU);
   constexpr double kLr = 1e-3, kLargestUpdate = kLr * 0.1 / 0.0316 + kLr, kNorm = 1e-5;
   const MixedPrecisionOptions options{.autocast = kAnyMachine};
@@ -176,14 +178,14 @@ struct Launches {
 /// Of the fourth step, which finds everything made that the first ones make.
 Launches launches_of(Precision precision) {
   Gpt2 model = gpt_of(/*layers=*/12);
-  model->to(kCountingDevice);
+  model->to(device_under_test());
   if (precision.loss_scaling) precision.loss_scaling->initial = 64;
   MixedPrecision mp(precision, *model, {.autocast = kAnyMachine});
   std::vector<ParamGroup<AdamWOptions>> groups = {{{}, {.lr = 1e-3, .weight_decay = 0.1}},
                                                   {{}, {.lr = 1e-3, .weight_decay = 0}}};
   for (const Param& param : mp.params()) groups[param.working.dim() >= 2 ? 0 : 1].params.push_back(param);
   AdamW optimizer(groups);
-  const Tensor ids = torch::randint(kVocabulary, {2, kLength}).to(kCountingDevice);
+  const Tensor ids = torch::randint(kVocabulary, {2, kLength}).to(device_under_test());
   Launches launches;
   for (int i = 0; i < 4; ++i) {
     launches = {};
@@ -210,6 +212,7 @@ Launches launches_of(Precision precision) {
 /// Operations that the host starts, of a GPT-2 with 12 layers and 148 tensors; Python's torch.amp with fused
 /// AdamW on the same accelerator beside it.
 TEST(DeviceLaunches, OfAStepAreFew) {
+  if (!on_counting_device()) GTEST_SKIP() << "bits and counts are for the test accelerator";
   Precision fp16 = Precision::fp16(WeightStorage::Fp32Master);
   const Launches master = launches_of(fp16), bf16 = launches_of(Precision::bf16(WeightStorage::Fp32Master)),
                  split = launches_of(Precision::bf16(WeightStorage::SplitMaster));

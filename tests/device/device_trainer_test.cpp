@@ -38,11 +38,12 @@ class DeviceTrainer : public TrainerTest {
 };
 
 TEST_F(DeviceTrainer, RunHasTheBitsOfTheSameOperationsOnTheCpu) {
+  if (!on_counting_device()) GTEST_SKIP() << "bits and counts are for the test accelerator";
   for (const std::string precision : {"fp32", "bf16", "fp16"}) {
     const std::vector<std::string> set = {"precision.compute=" + precision};
     Counter here, there;
     run(on("cpu", set), precision + "-here", here);
-    run(on("counting", set), precision + "-there", there);
+    run(on(device_under_test().str(), set), precision + "-there", there);
     EXPECT_EQ(there.steps, 8);
     EXPECT_EQ(there.evaluations, 3);
     EXPECT_EQ(there.samples, here.samples);
@@ -53,13 +54,14 @@ TEST_F(DeviceTrainer, RunHasTheBitsOfTheSameOperationsOnTheCpu) {
 }
 
 TEST_F(DeviceTrainer, CheckpointsGoFromOneDeviceToTheOther) {
+  if (!on_counting_device()) GTEST_SKIP() << "bits and counts are for the test accelerator";
   for (const std::string precision : {"bf16", "fp16"}) {
     const std::vector<std::string> set = {"precision.compute=" + precision};
     Counter whole, first(2), second(5), third;
     run(on("cpu", set), precision + "-whole", whole);
-    run(on("counting", set), precision + "-parts", first);
+    run(on(device_under_test().str(), set), precision + "-parts", first);
     EXPECT_EQ(run(on("cpu", set), precision + "-parts", second).step, 5);
-    EXPECT_EQ(run(on("counting", set), precision + "-parts", third).outcome, RunOutcome::Done);
+    EXPECT_EQ(run(on(device_under_test().str(), set), precision + "-parts", third).outcome, RunOutcome::Done);
     EXPECT_EQ(last_state(precision + "-parts"), last_state(precision + "-whole")) << precision;
     EXPECT_EQ(losses(precision + "-parts"), losses(precision + "-whole")) << precision;
   }
@@ -67,13 +69,14 @@ TEST_F(DeviceTrainer, CheckpointsGoFromOneDeviceToTheOther) {
 
 /// One for each logged step, one for each evaluation, none for the others.
 TEST_F(DeviceTrainer, WaitsForLoggedStepsAndEvaluationsOnly) {
+  if (!on_counting_device()) GTEST_SKIP() << "bits and counts are for the test accelerator";
   const auto waits_of = [&](int64_t log_every, int64_t evaluate_every) {
     const std::string name = "log" + std::to_string(log_every) + "-" + std::to_string(evaluate_every);
     Counter counter;
     const ResolvedConfig resolved =
-        on("counting", {"precision.compute=fp16", "train.steps=24", "train.sample_every=0",
-                        "checkpoint.every=0", "log.every=" + std::to_string(log_every),
-                        "train.evaluate_every=" + std::to_string(evaluate_every)});
+        on(device_under_test().str(), {"precision.compute=fp16", "train.steps=24", "train.sample_every=0",
+                                       "checkpoint.every=0", "log.every=" + std::to_string(log_every),
+                                       "train.evaluate_every=" + std::to_string(evaluate_every)});
     Trainer trainer(resolved, folder_ / name);
     reset_device_counts();
     trainer.run(counter, counter.stop);
@@ -127,8 +130,8 @@ class DeviceRuns : public DeviceTrainer {
  protected:
   RunEnd run_own(std::unique_ptr<Task> task, std::vector<std::string> set, const std::string& name,
                  Counter& counter) const {
-    std::vector<std::string> all = {"model.kind=own", "run.device=counting", "train.steps=30", "log.every=10",
-                                    "train.evaluate_every=0"};
+    std::vector<std::string> all = {"model.kind=own", "run.device=" + device_under_test().str(),
+                                    "train.steps=30", "log.every=10", "train.evaluate_every=0"};
     all.insert(all.end(), set.begin(), set.end());
     Trainer trainer(std::move(task), resolve_config({.set = all}), folder_ / name);
     return trainer.run(counter, counter.stop);

@@ -17,6 +17,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <mutex>
@@ -652,7 +653,18 @@ NoWaits::~NoWaits() {
 
 void wait_for_counting_device() { wait_because_of("the device"); }
 
-at::Tensor peek(const at::Tensor& tensor) { return on_host(tensor.detach()).clone(); }
+at::Tensor peek(const at::Tensor& tensor) {
+  return tensor.device() == kCountingDevice ? on_host(tensor.detach()).clone()
+                                            : tensor.detach().cpu().clone();
+}
+
+at::Device device_under_test() {
+  static const at::Device device = [] {
+    const char* const chosen = std::getenv("HALFSTEP_TEST_DEVICE");
+    return chosen ? at::Device(chosen) : kCountingDevice;
+  }();
+  return device;
+}
 
 }  // namespace halfstep::testing
 

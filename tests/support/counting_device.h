@@ -26,6 +26,11 @@ namespace halfstep::testing {
 
 inline const at::Device kCountingDevice{at::kPrivateUse1, 0};
 
+/// Where the tests of tests/device run: HALFSTEP_TEST_DEVICE, a name such as cuda:0, or else the test
+/// accelerator. What counts, and what compares bits, is for the latter alone.
+at::Device device_under_test();
+inline bool on_counting_device() { return device_under_test() == kCountingDevice; }
+
 struct DeviceCounts {
   int64_t launches = 0;  ///< operations that ran on the device; one of CUDA's may be several kernels
   int64_t waits = 0;     ///< of the host for the device
@@ -41,7 +46,7 @@ std::vector<std::string> ops_without_cuda_kernel();
 DeviceCounts device_counts();
 void reset_device_counts();
 
-/// While one lives, in any thread, a wait throws an at::Error that names its cause.
+/// While one lives, in any thread, a wait for the test accelerator throws an at::Error that names its cause.
 class NoWaits {
  public:
   NoWaits();
@@ -53,7 +58,7 @@ class NoWaits {
 /// As a program would wait for the device; counted.
 void wait_for_counting_device();
 
-/// The values, as a CPU tensor, for a test's eyes: neither counted nor a wait.
+/// The values, as a CPU tensor, for a test's eyes: of the test accelerator neither counted nor a wait.
 at::Tensor peek(const at::Tensor& tensor);
 
 }  // namespace halfstep::testing
