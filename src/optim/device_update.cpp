@@ -15,6 +15,7 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
+#include <c10/core/InferenceMode.h>
 #include <halfstep/error.h>
 
 #include <algorithm>
@@ -143,10 +144,11 @@ DeviceUpdate<Options>::DeviceUpdate(OptimizerState<Options>& state)
 
 template <typename Options>
 void DeviceUpdate<Options>::write_counts() {
+  const c10::InferenceMode as_for_training(false);
   std::vector<float> counts;
   for (const Slot& slot : state_.slots) counts.push_back(static_cast<float>(slot.steps));
   counts.push_back(0);
-  base_ = state_.steps;
+  steps_before_counts_ = state_.steps;
   counts_ = at::tensor(counts).to(state_.slots.front().param.working.device());
   issued_ = state_.steps;
 }
@@ -156,7 +158,7 @@ void DeviceUpdate<Options>::read_counts() {
   const at::Tensor counts = counts_.to(at::kCPU);
   const auto* each = counts.const_data_ptr<float>();
   for (std::size_t i = 0; i < state_.slots.size(); ++i) state_.slots[i].steps = static_cast<int64_t>(each[i]);
-  state_.steps = base_ + static_cast<int64_t>(each[state_.slots.size()]);
+  state_.steps = steps_before_counts_ + static_cast<int64_t>(each[state_.slots.size()]);
   issued_ = state_.steps;
 }
 
@@ -176,8 +178,8 @@ void DeviceUpdate<Options>::count(const std::vector<bool>& has_grad, const at::T
 template <typename Options>
 at::Tensor DeviceUpdate<Options>::count_before(at::ScalarType type) const {
   const at::Tensor count = count_before_.to(type);
-  if (base_ == 0) return count;
-  return count + (type == at::kInt ? static_cast<std::int32_t>(base_) : base_);
+  if (steps_before_counts_ == 0) return count;
+  return count + (type == at::kInt ? static_cast<std::int32_t>(steps_before_counts_) : steps_before_counts_);
 }
 
 template <typename Options>
@@ -307,9 +309,9 @@ void DeviceUpdate<Options>::update_batch(const std::vector<Slot*>& slots,
     if (stored.master.defined()) master->put_back(stored.master);
   }
   if (!fp32_moments && firsts.defined()) {
-    // One word for all steps, moved on by the same amount in each: up and down in fair turns, as in
-    // kernels/moment_codes.h.
-    // By the parameter's own count: one that is updated in few steps takes its turns too.
+    // One word for as long as the same parameters have gradients, moved on by the same amount in each step:
+    // up and down in fair turns, as in kernels/moment_codes.h. By the parameter's own count: one that is
+    // updated in few steps takes its turns too.
     const at::Tensor phases = counts_.to(at::kInt) * static_cast<std::int32_t>(kDitherStep);
     std::vector<at::Tensor> of_slots;
     for (const Slot* slot : slots)
@@ -368,9 +370,9 @@ bool DeviceUpdate<Options>::step(const GradMultiplier& multiplier) {
   } else if (multiplier.value() != 1) {
     divisor = at::full({}, 1 / multiplier.value(), counts_.options());
   }
-  for (const Options& options : state_.groups) check_options_for_device(options);
-  // FP32 counts to 2^24. What the device has counted goes to the host long before: one wait in millions.
-  if (issued_ - base_ >= int64_t{1} << 22) {
+  // FP32 counts to 2^24. The optimizer's count goes to the host long before: one wait in millions of steps.
+  // Those of the parameters stand still there, where no correction of a moment moves any more.
+  if (issued_ - steps_before_counts_ >= int64_t{1} << 22) {
     read_counts();
     write_counts();
   }

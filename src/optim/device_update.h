@@ -69,10 +69,10 @@ class DeviceUpdate {
   };
 
   OptimizerState<Options>& state_;
-  at::Tensor counts_;  // FP32: one for each slot, and the optimizer's since:
-  int64_t base_ = 0;
-  at::Tensor count_before_;  // the optimizer's, before this step
-  int64_t issued_ = 0;       // steps, skipped ones too: the count is at most this
+  at::Tensor counts_;                // FP32: of each slot, then the optimizer's since they were last written
+  int64_t steps_before_counts_ = 0;  // the optimizer's until then
+  at::Tensor count_before_;          // the optimizer's, before this step
+  int64_t issued_ = 0;               // steps, skipped ones too: the count is at most this
   std::vector<Table> tables_;
 };
 

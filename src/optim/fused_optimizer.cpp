@@ -150,6 +150,10 @@ StepReport FusedOptimizer<Options>::step(const GradMultiplier& multiplier, StepO
                                    std::isnormal(static_cast<float>(1 / factor))),
                    Impl::Rule::kName, ": the gradients are multiplied by ", factor,
                    ", expected 0 or a number that FP32 holds in full, and its inverse too.");
+    const double shrink = factor / multiplier.max_norm();  // 0 where nothing is clipped
+    HALFSTEP_CHECK(shrink == 0 || std::isnormal(static_cast<float>(shrink)), Impl::Rule::kName,
+                   ": gradients are clipped to a norm of ", multiplier.max_norm(),
+                   ", whose inverse FP32 does not hold. Clip to a larger one.");
     HALFSTEP_CHECK(impl_->on_device, Impl::Rule::kName, ": the gradients that were inspected are on ",
                    grads.on_device()->norm.device(),
                    ", the parameters on the CPU. Give the summary of these "

@@ -2,10 +2,12 @@
 
 #include <halfstep/error.h>
 
+#include "optim/device_update.h"
 #include "optim/rules.h"
 #include "tensor/dense.h"
 #include "tensor/faults.h"
 #include "tensor/transfers.h"
+#include "tensor/update_path.h"
 
 namespace halfstep::optim {
 namespace {
@@ -134,6 +136,8 @@ void load(const StateDict& saved, OptimizerState<Options>& state) {
                   moments, ", expected ", to_string(groups[group].moments),
                   ": build the optimizer with the same");
   }
+  if (!kernels_serve(state.slots.front().param.working))
+    for (const Options& options : groups) check_options_for_device(options);
   faults.expect(saved.integer("steps") >= 0, "'steps' is ", saved.integer("steps"), ", expected a count");
   for (const Slot& slot : as_saved.slots) {
     const int64_t steps = saved.integer(param_name(slot, "steps"));

@@ -190,13 +190,16 @@ at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& params, double max_nor
       norms.push_back(at::linalg_vector_norm(grads.back(), 2, std::nullopt, false, at::kDouble));
   }
   const Lists lists = lists_on_accelerators(grads);
-  for (const auto& [key, list] : lists)
-    norms.push_back(
-        at::linalg_vector_norm(at::stack(at::_foreach_norm(list, 2, at::kFloat)), 2).to(at::kDouble));
+  for (const auto& [key, list] : lists) {
+    // In FP64, as on the CPU: the norm of finite gradients is finite then. Apple's devices have none.
+    const at::ScalarType type = list.front().is_mps() ? at::kFloat : at::kDouble;
+    norms.push_back(at::linalg_vector_norm(at::stack(at::_foreach_norm(list, 2, type)), 2));
+  }
   if (norms.empty()) return at::zeros({}, at::kDouble);
 
   const auto home = norms.front().device();
-  for (auto& norm : norms) norm = norm.to(home, /*non_blocking=*/true);
+  // A copy to the host is read at once, and waited for.
+  for (auto& norm : norms) norm = norm.to(home, norms.front().scalar_type(), /*non_blocking=*/!home.is_cpu());
   const auto total_norm = at::linalg_vector_norm(at::stack(norms), 2);
   const auto shrink =
       (max_norm / (total_norm + 1e-6)).clamp_max(1.0);  // 1e-6 as in torch's own clip_grad_norm_

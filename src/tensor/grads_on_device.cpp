@@ -6,8 +6,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/eq.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/le.h>
 #include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/lt.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/stack.h>
 #include <halfstep/error.h>
@@ -21,8 +21,9 @@
 namespace halfstep {
 namespace {
 
-// As on the host: of the un-scaled norm. Where the scaled one does not fit FP32 it is Inf, and refused too.
-constexpr double kLargestNorm = 0x1p63;
+// As on the host: of the un-scaled norm. The next number above 2^63, for `less than`: an Inf, which the norm
+// is where a square does not fit FP32, is not less than a bound that is one too.
+constexpr double kAboveLargestNorm = 0x1p63 * (1 + 0x1p-23);
 
 enum : std::size_t { kNorms, kNorm, kFinite, kLossScale };
 
@@ -84,7 +85,7 @@ GradSummary inspect_on_device(const std::vector<Param>& params, const at::Tensor
   const at::Tensor norm = at::linalg_vector_norm(norms);
   // False for a NaN. Micro-batches that were not finite may have cancelled.
   at::Tensor finite =
-      loss_scale.defined() ? at::le(norm, loss_scale * kLargestNorm) : at::le(norm, kLargestNorm);
+      loss_scale.defined() ? at::lt(norm, loss_scale * kAboveLargestNorm) : at::lt(norm, kAboveLargestNorm);
   std::vector<at::Tensor> each_finite;
   for (const GradSummary& micro_batch : micro_batches)
     if (micro_batch.on_device()) each_finite.push_back(micro_batch.on_device()->finite);

@@ -71,8 +71,7 @@ void GradAccumulator::read_micro_batches() {
   on_device_.clear();
 }
 
-std::optional<GradSummary> GradAccumulator::bad_summary(double loss_scale) const {
-  if (bad_micro_batch_ < 0) return std::nullopt;
+GradSummary GradAccumulator::bad_summary(double loss_scale) const {
   return GradSummary({.finite = false,
                       .any = true,
                       .norm = std::numeric_limits<double>::quiet_NaN(),

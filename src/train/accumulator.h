@@ -3,7 +3,6 @@
 
 #include <halfstep/mixed_precision.h>
 
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,8 +31,9 @@ class GradAccumulator {
                                 GradDetail detail) const;
   /// What an accelerator knows of this step's micro-batches. Waits.
   void read_micro_batches();
-  /// Of a step that has a bad micro-batch, if it is known: it will be skipped.
-  std::optional<GradSummary> bad_summary(double loss_scale) const;
+  /// Whether a bad micro-batch is known to the host: the step will be skipped.
+  bool has_bad_micro_batch() const { return bad_micro_batch_ >= 0; }
+  GradSummary bad_summary(double loss_scale) const;
 
   /// The next micro-batch starts a new sum.
   void begin_step();

@@ -224,6 +224,7 @@ void BufferGuard::end_step_on_device(const GradSummary& grads) {
   for (std::size_t i = 0; i < buffers_.size(); ++i) {
     at::Tensor& buffer = buffers_[i].second;
     const at::Tensor& values = copies_[i].values;
+    if (!copies_[i].wanted) continue;
     if (buffer.sizes() != values.sizes() || buffer.scalar_type() != values.scalar_type()) {
       // Of another shape now: which of the two it is to have must be known, and is waited for.
       if (!grads.finite()) put_back(buffer, values);

@@ -19,7 +19,7 @@ using NamedBuffers = std::vector<std::pair<std::string, at::Tensor>>;
 /// will be skipped: an overflow would stay in them for ever.
 ///
 /// A copy of each buffer is kept. One of more than 65,536 elements that has not changed in the first step,
-/// such as a mask, has none from then on, and is not put back if it changes later.
+/// such as a mask, has none from then on, and is not put back if it changes later; on a device all have one.
 class BufferGuard {
  public:
   /// `present`, if given, tells the tensors that the model has now: TorchScript assigns new ones.
@@ -32,7 +32,7 @@ class BufferGuard {
 
   /// Puts back what changed since the step began if it was skipped.
   void end_step(bool skipped);
-  /// The same where only the device knows, in a Bool scalar.
+  /// The same where only the device knows; nothing is waited for, but for a buffer of another shape.
   void end_step_on_device(const GradSummary& grads);
 
   /// What was computed since the step began is thrown away, as by zero_grad, and the step goes on from its

@@ -9,6 +9,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 #include <deque>
@@ -115,6 +116,7 @@ struct ScaleOnDevice {
   }
 
   void write(const scaling::ScalerState& scaler, at::Device device) {
+    const c10::InferenceMode as_for_training(false);  // what is made here outlives an evaluation
     scale = at::full({}, scaler.state.loss_scale, at::TensorOptions(device).dtype(at::kFloat));
     // LibTorch's operation grows the scale where the count is the interval, next_state from there on.
     const int64_t clean = std::min(scaler.state.clean_steps, scaler.options.growth_interval - 1);
@@ -202,8 +204,8 @@ struct MixedPrecision::Impl {
   std::optional<train::GradAccumulator> accumulator;
   train::WeightWatch weights;
   std::optional<train::BufferGuard> buffers;
-  std::optional<ScaleOnDevice> on_device;        // where parameters are not on the CPU
-  std::optional<SkipLimitError> passed_limit{};  // told by the next advance, whoever read the verdict
+  std::optional<ScaleOnDevice> on_device;  // where parameters are not on the CPU
+
   std::vector<std::weak_ptr<const GradsOnDevice>> inspected_there{};  // since the last advance
   bool backward_ran = false;                                          // since the last advance
   bool inspected = false;
@@ -211,6 +213,10 @@ struct MixedPrecision::Impl {
   Impl(Precision given, train::Contents contents, MixedPrecisionOptions given_options)
       : precision(std::move(given)), options(given_options) {
     precision.check();
+    // What BF16 costs is known of CPUs and CUDA; the machine's CPU says nothing of another device.
+    if (const at::Tensor& first = contents.parameters.front().second;
+        first.defined() && !first.is_cpu() && !first.is_cuda())
+      options.autocast.allow_emulated = true;
     if (options.cpu_allocator) install_cpu_allocator();
     settle_vector_math();
     // Before the model is touched: it refuses a precision that this machine only emulates.
@@ -243,8 +249,10 @@ struct MixedPrecision::Impl {
   }
 
   /// Brings the host's state up to what the device has told so far; with `wait`, up to now.
-  void take_verdicts(bool wait) {
-    if (!on_device) return;
+  /// Says so where the limit of skipped steps was passed, which only advance lets happen.
+  std::optional<SkipLimitError> take_verdicts(bool wait) {
+    std::optional<SkipLimitError> passed_limit;
+    if (!on_device) return passed_limit;
     auto& unread = on_device->unread;
     while (!unread.empty() && (wait || unread.front().on_device()->arrived())) {
       const GradSummary grads = unread.front();
@@ -256,6 +264,7 @@ struct MixedPrecision::Impl {
         if (!passed_limit) passed_limit.emplace(error);
       }
     }
+    return passed_limit;
   }
 
   /// advance, where only the device knows whether the step was skipped.
@@ -272,12 +281,11 @@ struct MixedPrecision::Impl {
     buffers->end_step_on_device(grads);
     if (precision.loss_scaling) on_device->advance(scaler.options, grads.on_device()->found_inf);
     on_device->unread.push_back(grads);
-    take_verdicts(/*wait=*/false);
+    if (const auto passed_limit = take_verdicts(/*wait=*/false)) throw *passed_limit;
     // No limit of skipped steps is passed unseen.
     const int64_t most = scaler.options.max_consecutive_skips;
     if (most > 0 && scaler.state.consecutive_skips + static_cast<int64_t>(on_device->unread.size()) >= most)
-      take_verdicts(/*wait=*/true);
-    if (passed_limit) throw *std::exchange(passed_limit, std::nullopt);
+      if (const auto passed_limit = take_verdicts(/*wait=*/true)) throw *passed_limit;
   }
 
   /// Autograd would add to it: in the parameter's own low precision, which rounds away what later
@@ -307,9 +315,9 @@ struct MixedPrecision::Impl {
   StateDict live_state();
 
   GradSummary inspect(GradDetail detail) {
-    if (on_device && accumulator && accumulator->bad_summary(1)) {
+    if (on_device && accumulator && accumulator->has_bad_micro_batch()) {
       take_verdicts(/*wait=*/true);
-      return *accumulator->bad_summary(scaler.state.loss_scale);
+      return accumulator->bad_summary(scaler.state.loss_scale);
     }
     if (on_device)
       return accumulator ? accumulator->summary_on_device(params, on_device->scale, detail)
@@ -448,6 +456,7 @@ void MixedPrecision::zero_grad() {
   for (const Param& param : impl_->params) param.working.mutable_grad().reset();
   if (impl_->accumulator) impl_->accumulator->begin_step();
   impl_->inspected = impl_->backward_ran = false;
+  impl_->inspected_there.clear();
   impl_->buffers->abandon();
 }
 
@@ -458,7 +467,7 @@ void MixedPrecision::advance(const GradSummary& grads) {
       "of them once a step: inspect_grads, optimizer.step, advance.");
   if (impl_->on_device && grads.on_device() && grads.any()) return impl_->advance_on_device(grads);
   impl_->take_verdicts(/*wait=*/true);
-  impl_->passed_limit.reset();  // what it says is said below, or was
+  impl_->inspected_there.clear();
   auto& [options, state] = impl_->scaler;
   HALFSTEP_CHECK(!grads.any() || grads.loss_scale() == state.loss_scale,
                  "MixedPrecision: advance with gradients that carry a loss "
@@ -569,7 +578,6 @@ void MixedPrecision::load_state_dict(const StateDict& saved) {
   // Whatever step was under way is not the loaded state's.
   for (const Param& param : impl_->params) param.working.mutable_grad().reset();
   impl_->inspected = impl_->backward_ran = false;
-  impl_->passed_limit.reset();
   impl_->inspected_there.clear();
   impl_->buffers->restart();
   if (under(saved, kStartOfStepPrefix).size() > 0) impl_->buffers->resume_step(at_start_of_step);

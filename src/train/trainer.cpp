@@ -202,6 +202,8 @@ class Trainer::Impl::Run {
   }
 
   void tell_rest() {
+    if (step_ - told_step_ > 1)
+      watchdog_.now(detail::concat("waiting for the device after steps ", told_step_ + 1, " to ", step_));
     for (StepRecord& record : training_.records()) untold_.push_back(std::move(record));
     while (!untold_.empty()) {
       latest_ = std::move(untold_.front());
@@ -325,7 +327,6 @@ class Trainer::Impl::Run {
     const int64_t from = step_;
     training_.go_back(folder_.go_back_to(target, trainer_.plan.unit));
     step_ = told_step_ = target;
-    untold_.clear();
     just_went_back_ = true;
     latest_.reset();
     folder_.note(step_, detail::concat("rolled back from step ", from, " to step ", step_, " (",

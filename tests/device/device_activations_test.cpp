@@ -116,6 +116,32 @@ TEST(DeviceGradScaler, StepsAndSkipsForEveryTypeOfGradient) {
   }
 }
 
+TEST(DeviceClip, TakesEveryTypeAndTwoDevices) {
+  const auto clipped = [](const std::vector<Tensor>& grads) {
+    std::vector<Tensor> params;
+    for (const Tensor& grad : grads) {
+      params.push_back(torch::zeros_like(grad).requires_grad_());
+      params.back().mutable_grad() = grad.clone();
+    }
+    const double norm = peek(clip_grad_norm_(params, 1.0)).item<double>();
+    double left = 0;
+    for (const Tensor& param : params)
+      left += peek(param.grad()).to(at::kDouble).square().sum().item<double>();
+    return std::pair(norm, std::sqrt(left));
+  };
+  const at::Device there = device_under_test();
+  for (const auto& grads : {std::vector{torch::full({4}, 10.0).to(there), torch::full({4}, 10.0)},
+                            std::vector{torch::full({4}, 10.0), torch::full({4}, 10.0).to(there)},
+                            std::vector{torch::full({4}, 10.0, at::kDouble).to(there)},
+                            std::vector{torch::full({4}, 1e20).to(there)}}) {
+    double sum = 0;
+    for (const Tensor& grad : grads) sum += peek(grad).to(at::kDouble).square().sum().item<double>();
+    const auto [norm, left] = clipped(grads);
+    EXPECT_NEAR(norm, std::sqrt(sum), 1e-6 * std::sqrt(sum));
+    EXPECT_NEAR(left, 1.0, 1e-5);
+  }
+}
+
 TEST(DeviceClip, LaunchesDoNotGrowWithTheNumberOfGradients) {
   if (!on_counting_device()) GTEST_SKIP() << "bits and counts are for the test accelerator";
   const auto launches = [](int count) {

@@ -401,6 +401,49 @@ TEST(DeviceStep, RefusesAnotherOrder) {
         << factor;
 }
 
+TEST(DeviceStep, ClippingBelowWhatFp32HoldsIsRefused) {
+  const Pair pair(WeightStorage::Fp32, at::kFloat, {4});
+  AdamW optimizer(pair.there);
+  pair.set_grad(0, torch::zeros({4}));
+  EXPECT_NE(error_of([&] {
+              (void)optimizer.step(inspect_grads(pair.there).clipped_to(1e-40));
+            }).find("Clip to a larger one"),
+            std::string::npos);
+}
+
+TEST(DeviceStep, SummariesOfAnAbandonedStepAreRefused) {
+  Fp16Run run({.initial = 1024});
+  const GradSummary abandoned = run.inspected();
+  run.mp->zero_grad();
+  const GradSummary grads = run.inspected();
+  EXPECT_NE(error_of([&] { run.mp->advance(abandoned); }).find("of another step"), std::string::npos);
+  run.mp->advance(grads);
+}
+
+/// A step without gradients goes the host's way, and drops the copy of a large buffer that has not changed.
+TEST(DeviceStep, LargeConstantBuffersSurviveSkippedSteps) {
+  struct Masked : Mlp {
+    Masked() : Mlp(4, 8, 3) { mask = register_buffer("mask", torch::ones({300, 300})); }
+    Tensor mask;
+  };
+  const auto model = std::make_shared<Masked>();
+  model->to(device_under_test());
+  MixedPrecision mp(Precision::bf16(), *model, {.autocast = kAnyMachine});
+  AdamW optimizer(mp.params());
+  mp.advance(mp.inspect_grads());
+  const Tensor x = torch::ones({2, 4}).to(device_under_test()),
+               target = torch::zeros({2}, at::kLong).to(device_under_test());
+  for (const double factor : {1.0, double(NAN), 1.0}) {
+    mp.backward(mp.forward([&] { return model->loss(x, target) * factor; }));
+    const NoWaits no_waits;
+    const GradSummary grads = mp.inspect_grads();
+    (void)optimizer.step(grads.unclipped());
+    optimizer.zero_grad();
+    mp.advance(grads);
+  }
+  EXPECT_EQ(mp.loss_scale_state().total_skips, 1);
+}
+
 TEST(DeviceStep, RefusedModelsAreLeftAsTheyWere) {
   const auto model = std::make_shared<Mlp>(4, 8, 3);
   model->to(device_under_test());
@@ -454,8 +497,8 @@ TEST(DeviceStep, MemoryOfAnotherSizeIsRefused) {
 /// Un-scaled, as on the CPU: FP32 gradients of 2^50 under a scale of 2^-24 are of 2^74, whose squares are
 /// Inf.
 TEST(DeviceStep, SquaresThatDoNotFitAreSkipped) {
-  for (const double scale : {0x1p-24, 1.0, 0x1p20})
-    for (const double size : {0x1p30, 0x1p50, 0x1p62}) {
+  for (const double scale : {0x1p-24, 1.0, 0x1p20, 0x1p64, 0x1p65, 0x1p100, 0x1p126})
+    for (const double size : {0x1p30, 0x1p50, 0x1p62, double(INFINITY), double(NAN)}) {
       const Pair pair(WeightStorage::Fp32, at::kFloat, {4});
       pair.set_grad(0, torch::full({4}, size));
       const bool here = inspect_grads(pair.here, scale).finite();

@@ -102,7 +102,7 @@ class Overflowing final : public Task {
   }
   at::Tensor loss() override {
     const at::Tensor x = torch::ones({2, 4}).to(model_->weight.device());
-    return model_->forward(x).square().sum() * (batch_ >= from_ && batch_ < to_ ? INFINITY : 1.0);
+    return model_->forward(x).square().sum() * (batch_ >= from_ && batch_ < to_ ? factor : 1.0);
   }
   Score evaluate(const MixedPrecision&) override { return {}; }
   StateDict state_dict() const override {
@@ -111,6 +111,8 @@ class Overflowing final : public Task {
     return saved;
   }
   void load_state_dict(const StateDict& saved) override { batch_ = saved.integer("batch"); }
+
+  double factor = INFINITY;
 
  private:
   std::shared_ptr<torch::nn::LinearImpl> model_;
@@ -160,6 +162,34 @@ TEST_F(DeviceRuns, LimitOfSkipsEndsTheRun) {
   EXPECT_LE(end.step, 7);
 }
 
+/// A loss that has risen and fallen again between two logged steps.
+TEST_F(DeviceRuns, DivergenceBetweenLoggedStepsIsSeen) {
+  for (const std::string what : {"stop", "rollback", "go_on"}) {
+    Recorder recorder;
+    auto task = std::make_unique<Overflowing>(202, 250);
+    task->factor = 1e4;
+    const RunEnd end = run_own(std::move(task),
+                               {"train.steps=300", "log.every=100", "checkpoint.every=50",
+                                "optimizer.lr=1e-5", "train.on_divergence=" + what},
+                               what, recorder);
+    EXPECT_EQ(end.outcome, what == "stop" ? RunOutcome::Diverged : RunOutcome::Done)
+        << what << ": " << end.why;
+    // Told in order; a rollback goes over some steps again.
+    EXPECT_EQ(std::is_sorted(recorder.told.begin(), recorder.told.end()), what != "rollback") << what;
+    EXPECT_EQ(recorder.told.back(), what == "stop" ? 250 : 300) << what;
+  }
+}
+
+TEST_F(DeviceRuns, StopsAtOnceAndTellsAll) {
+  class Stopper : public Recorder {
+   public:
+    void begin(const RunPlan&) override { stop = true; }
+  } recorder;
+  const RunEnd end = run_own(std::make_unique<Overflowing>(1000, 1000), {}, "run", recorder);
+  EXPECT_EQ(end.outcome, RunOutcome::Interrupted);
+  EXPECT_EQ(static_cast<int64_t>(recorder.told.size()), end.step);
+}
+
 TEST_F(DeviceRuns, TaskThatThrowsLosesNoStep) {
   Recorder recorder;
   EXPECT_THROW(run_own(std::make_unique<Overflowing>(4, 5, /*throws_at=*/8), {}, "run", recorder),
@@ -169,7 +199,7 @@ TEST_F(DeviceRuns, TaskThatThrowsLosesNoStep) {
 
 TEST_F(DeviceTrainer, DeviceThatIsNotThereIsRefusedByName) {
   Counter counter;
-  for (const char* name : {"gpu", "cuda:0", "xpu"})
+  for (const char* name : {"gpu", "cuda:99", "xpu:99"})
     EXPECT_NE(error_of([&] { run(on(name), "run", counter); }).find(std::string("run.device is '") + name),
               std::string::npos)
         << name;
