@@ -63,9 +63,10 @@ struct FusedOptimizer<Options>::Impl : optim::OptimizerState<Options> {
                      "' carries a loss scale. Use step(mp.inspect_grads().unclipped()), or clipped_to(...).");
   }
 
-  /// Looks at everything that could be wrong before anything is written.
-  std::vector<Job> jobs(double grad_multiplier) {
-    std::vector<Job> jobs;
+  /// Those that have a gradient, with moments and master. Looks at everything that could be wrong before
+  /// anything is written.
+  std::vector<optim::Slot*> slots_to_update() {
+    std::vector<optim::Slot*> found;
     for (optim::Slot& slot : this->slots) {
       const at::Tensor& grad = slot.param.working.grad();
       if (!grad.defined()) continue;
@@ -74,6 +75,16 @@ struct FusedOptimizer<Options>::Impl : optim::OptimizerState<Options> {
       check_grad(slot.param, grad);
       give_moments(slot);
       give_master(slot.param);
+      found.push_back(&slot);
+    }
+    return found;
+  }
+
+  std::vector<Job> jobs(double grad_multiplier) {
+    std::vector<Job> jobs;
+    for (optim::Slot* const each : slots_to_update()) {
+      optim::Slot& slot = *each;
+      const at::Tensor& grad = slot.param.working.grad();
       const Options& options = this->groups[slot.group];
       const double learning_rate = options.lr * options.schedule.factor(this->steps);
       const StochasticKey random{
@@ -92,15 +103,7 @@ struct FusedOptimizer<Options>::Impl : optim::OptimizerState<Options> {
 
   /// On an accelerator: the same without our kernels, and without waiting.
   bool step_on_device(const GradMultiplier& multiplier) {
-    for (optim::Slot& slot : this->slots) {
-      const at::Tensor& grad = slot.param.working.grad();
-      if (!grad.defined()) continue;
-      take_replaced(slot.param);
-      optim::check_slot(Rule::kName, slot);
-      check_grad(slot.param, grad);
-      give_moments(slot);
-      give_master(slot.param);
-    }
+    (void)slots_to_update();
     return on_device->step(multiplier);
   }
 
