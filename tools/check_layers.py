@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Room, what lives there, which rooms it may know. None: planned.
 ROOMS = [
     ("base", "errors, hashes, CPU features", ""),
-    ("formats", "FP32, TF32, BF16, FP16, the FP8s, E8M0, E2M1: traits and exact reference casts", "base"),
+    ("formats", "FP32, TF32, BF16, FP16, the FP8s, E8M0, E2M1: traits and exact reference casts; recipes", "base"),
     ("words", "text for people: printable names, numbers, UTF-8; the program has it too", "base"),
     ("io", "bytes in and out of files: mapped, written durably, hashed; JSON within limits", "base words"),
     ("safetensors", "safetensors files and folders of them", "base words io"),
@@ -34,9 +34,10 @@ ROOMS = [
     ("optim", "fused AdamW and SGD, schedules", "base kernels memory tensor"),
     ("data", "batches of tokens and images, their order and cursor", "base formats data_files tensor"),
     ("checkpoint", "the whole state of a run, saved and loaded", "base words io safetensors checkpoint_format tensor"),
-    ("quant", "FP8 and block-scaled recipes", None),
-    ("precision", "`Precision`, the op policy table and its reasons", "base words kernels scaling"),
-    ("ops", "operations that Halfstep computes itself, one file each, and their table", "base kernels tensor precision"),
+    ("quant", "matrices as codes, their products, and what a recipe remembers of each layer",
+     "base formats kernels tensor"),
+    ("precision", "`Precision`, the op policy table, the plan of layers, and their reasons", "base formats words kernels scaling"),
+    ("ops", "operations that Halfstep computes itself, one file each, and their table", "base kernels tensor quant precision"),
     ("autocast", "`AutocastScope` and the kernels that apply the policy", "base memory tensor precision ops"),
     ("diagnose", "probes, histograms, the tracer of NaN", None),
     ("distributed", "data parallel and sharding", None),
@@ -44,10 +45,10 @@ ROOMS = [
     ("nn", "activation checkpointing and compression", "base formats kernels memory tensor autocast"),
     ("models", "GPT-2, Llama and its relatives, ResNet-18; Hugging Face folders in and out", "base words io safetensors tensor nn"),
     ("train", "`MixedPrecision`, `TrainStep`, `Trainer`: where all meet",
-     "base words io data_files checkpoint_format kernels text config log memory tensor scaling optim data checkpoint precision autocast models"),
+     "base formats words io data_files checkpoint_format kernels text config log memory tensor scaling optim data checkpoint quant precision autocast models"),
     ("report", "a run's log read back; reports and comparisons of runs: the program's", "base words io config log"),
     ("cli", "the program `halfstep`: our own first user, by public headers, words and report",
-     "base words data_files text config log report memory tensor checkpoint precision train"),
+     "base formats words data_files text config log report memory tensor checkpoint precision train"),
     ("capi", "a C ABI", None),
 ]
 PLACE = {room: place for place, (room, _, _) in enumerate(ROOMS)}
@@ -69,6 +70,7 @@ HEADER_ROOM = {
     "event_file.h": "log",
     "data.h": "data",
     "formats.h": "formats",
+    "recipe.h": "formats",
     "run_config.h": "config",
     "storage.h": "kernels",
     "memory.h": "memory",

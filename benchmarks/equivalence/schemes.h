@@ -13,6 +13,7 @@ namespace bench {
 enum class Role {
   Reference,  ///< FP32 training by LibTorch alone
   Candidate,  ///< must be equivalent to it
+  Shown,      ///< is measured; nothing is asked of it
   Control,  ///< must be told apart from it, in the same run: else the run could not have told anything apart
 };
 
@@ -31,12 +32,20 @@ struct Scheme {
   Flaw flaw = Flaw::None;
 };
 
-/// The reference first.
-const std::vector<Scheme>& schemes();
+/// What is compared with what, and how far apart two may be.
+struct Study {
+  std::vector<Scheme> schemes;  ///< the reference first
+  double margin_percent;        ///< of the reference's loss
+};
 
+const Study& storages();  ///< ways to keep weights and moments, beside FP32
+const Study& recipes();   ///< FP8, MXFP8 and NVFP4, beside BF16
+
+/// Of either study.
 const Scheme& scheme_named(const std::string& name);
 
 inline constexpr const char* kDefaultScheme = "bf16";
 inline constexpr const char* kPureBf16Scheme = "pure_bf16";
+inline constexpr const char* kUnscaledScheme = "fp8_unscaled";
 
 }  // namespace bench

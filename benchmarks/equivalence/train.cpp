@@ -80,7 +80,7 @@ double held_out_loss(Gpt& model, const Batches& batches) {
 std::int64_t train_with_halfstep(Gpt& model, Batches& batches, const Scheme& scheme,
                                  const halfstep::AdamWOptions& options, std::uint64_t seed,
                                  std::int64_t steps, Gpt& full) {
-  halfstep::MixedPrecision mp(*scheme.precision, model);
+  halfstep::MixedPrecision mp(*scheme.precision, model, {.autocast = {.allow_emulated = true}});
   halfstep::AdamW optimizer(mp.params(), options, seed);
   std::int64_t skipped = 0;
   Batch batch = batches.next();

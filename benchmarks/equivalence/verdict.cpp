@@ -6,7 +6,7 @@
 namespace bench {
 
 Verdict judge(const Scheme& scheme, const std::vector<RunResult>& runs,
-              const std::vector<RunResult>& reference) {
+              const std::vector<RunResult>& reference, double margin_percent) {
   Verdict verdict{.scheme = &scheme, .runs = runs};
   verdict.diverged =
       std::any_of(runs.begin(), runs.end(), [](const RunResult& run) { return !std::isfinite(run.loss); });
@@ -19,10 +19,12 @@ Verdict judge(const Scheme& scheme, const std::vector<RunResult>& runs,
   verdict.difference_percent = mean_with_90_percent(percents);
 
   const Interval& interval = verdict.difference_percent;
-  verdict.inside = !verdict.diverged && interval.low > -kMarginPercent && interval.high < kMarginPercent;
+  verdict.inside = !verdict.diverged && interval.low > -margin_percent && interval.high < margin_percent;
   // A NaN is harm too: a control that diverges has been told apart.
-  verdict.outside = verdict.diverged || interval.low > kMarginPercent;
-  verdict.as_it_should = scheme.role == Role::Control ? verdict.outside : verdict.inside;
+  verdict.outside = verdict.diverged || interval.low > margin_percent;
+  verdict.as_it_should = scheme.role == Role::Control ? verdict.outside
+                         : scheme.role == Role::Shown ? !verdict.diverged
+                                                      : verdict.inside;
   return verdict;
 }
 

@@ -70,7 +70,7 @@ MemoryFound measure_libtorch_alone(Gpt& model, const at::Tensor& tokens) {
 }
 
 MemoryFound measure_halfstep(Gpt& model, const at::Tensor& tokens, const MemoryScheme& scheme) {
-  halfstep::MixedPrecision mp(*scheme.precision, model);
+  halfstep::MixedPrecision mp(*scheme.precision, model, {.autocast = {.allow_emulated = true}});
   halfstep::AdamW optimizer(mp.params(), {.lr = kLearningRate, .moments = scheme.moments});
   return measure_second_step(model,
                              {.zero_forward_backward =

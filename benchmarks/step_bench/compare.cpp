@@ -1,5 +1,6 @@
 #include "compare.h"
 
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <halfstep/error.h>
 
 #include <algorithm>
@@ -8,7 +9,7 @@
 #include <cmath>
 #include <functional>
 
-#include "bandwidth.h"
+#include "support/bandwidth.h"
 #include "support/gpt.h"
 #include "support/statistics.h"
 #include "tails.h"
@@ -82,6 +83,8 @@ void check_working_copy(const halfstep::Param& param) {
                  " is not its master, rounded; nothing was timed.");
 }
 
+bool workload_is_on_cpu(const Tails& tails) { return tails.fp32_grads[0].is_cpu(); }
+
 double fp64_norm(const Tensors& grads, double loss_scale) {
   double squares = 0;
   for (const auto& grad : grads) {
@@ -117,7 +120,11 @@ void verify(Tails& tails, const TailSettings& settings, Comparison& found) {
   const double norm = fp64_norm(tails.fp32_grads, settings.loss_scale);
   found.halfstep_norm_error = tails.split.norm() / norm - 1;
   found.engine_norm_error = tails.engine.last_norm() / norm - 1;
-  HALFSTEP_CHECK(std::abs(found.halfstep_norm_error) < 1e-9, "step_bench: Halfstep's norm is off by ",
+  // In FP64 on a CPU. On any other device LibTorch sums in FP32, in an order of its own: no more can be asked
+  // than that the norm is no worse than the engine's, whose operation it is.
+  const double allowed =
+      workload_is_on_cpu(tails) ? 1e-9 : std::max(0x1p-20, std::abs(found.engine_norm_error));
+  HALFSTEP_CHECK(std::abs(found.halfstep_norm_error) <= allowed, "step_bench: Halfstep's norm is off by ",
                  found.halfstep_norm_error, " of the FP64 one; nothing was timed.");
   found.worst_of_allowed =
       worst_difference(tails.torch_optim.full_precision(), tails.engine.full_precision(), lr, steps);
@@ -141,9 +148,16 @@ void verify(Tails& tails, const TailSettings& settings, Comparison& found) {
   }
 }
 
+/// Waits until the device has computed what was asked of it.
+void finish(at::Device device) {
+  if (!device.is_cpu()) c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+}
+
 using Samples = std::array<std::vector<double>, kTimedCount>;  // milliseconds a step
 
-Samples time_tails(Tails& tails, ReadModifyWrite& memory_pass, int rounds, int steps) {
+Samples time_tails(Tails& tails, ReadModifyWrite& memory_pass, const Workload& workload, int rounds) {
+  const int steps = workload.steps_per_sample;
+  const at::Device device = workload.weights[0].device();
   struct Sample {
     std::function<void()> prepare, run;
   };
@@ -167,8 +181,10 @@ Samples time_tails(Tails& tails, ReadModifyWrite& memory_pass, int rounds, int s
       double seconds = 0;
       for (int step = 0; step < steps; ++step) {
         samples[which].prepare();
+        finish(device);
         const auto start = std::chrono::steady_clock::now();
         samples[which].run();
+        finish(device);
         seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
       }
       if (round >= 0) milliseconds[which].push_back(1e3 * seconds / steps);
@@ -196,18 +212,19 @@ const std::vector<std::string> kTailNames = {
     "FP32 master, BF16 gradients",  "engine, FP32 gradients",       "engine, BF16 gradients",
     "torch::optim::AdamW",          "torch::optim::AdamW, step()",  "values[i] += c"};
 
-Workload gpt2_weights() {
+Workload gpt2_weights(at::Device device) {
   Workload workload;
-  for (const auto& parameter : Gpt(kGpt2).parameters()) workload.weights.push_back(parameter.detach());
+  for (const auto& parameter : Gpt(kGpt2).parameters())
+    workload.weights.push_back(parameter.detach().to(device));
   return workload;
 }
 
-Workload small_weights() {
+Workload small_weights(at::Device device) {
   constexpr int kLayers = 20;
   Workload workload{.steps_per_sample = 20};
   for (int layer = 0; layer < kLayers; ++layer)
     for (const auto& shape : std::vector<std::vector<std::int64_t>>{{224, 224}, {64}, {64}})
-      workload.weights.push_back(at::randn(shape).mul_(0.02));
+      workload.weights.push_back(at::randn(shape).mul_(0.02).to(device));
   return workload;
 }
 
@@ -219,8 +236,8 @@ Comparison compare(const Workload& workload, int rounds) {
   verify(tails, settings, found);
 
   // As large as what the split master's tail writes: working copy, remainder and moments.
-  ReadModifyWrite memory_pass(found.parameters * (2 + 2 + 4 + 4));
-  const Samples samples = time_tails(tails, memory_pass, rounds, workload.steps_per_sample);
+  ReadModifyWrite memory_pass(found.parameters * (2 + 2 + 4 + 4), workload.weights[0].device());
+  const Samples samples = time_tails(tails, memory_pass, workload, rounds);
 
   for (const auto& milliseconds : samples) found.milliseconds.push_back(figure(milliseconds));
   found.vs_engine_fp32_grads = ratio(samples, EngineFp32Grads, SplitFp32Grads);

@@ -15,8 +15,8 @@ struct Workload {
   int steps_per_sample = 1;
 };
 
-Workload gpt2_weights();   ///< 124,439,808 in 148 tensors
-Workload small_weights();  ///< 1,006,080 in 60 tensors
+Workload gpt2_weights(at::Device device);   ///< 124,439,808 in 148 tensors
+Workload small_weights(at::Device device);  ///< 1,006,080 in 60 tensors
 
 /// Median and its standard error over rounds.
 struct Figure {
@@ -48,6 +48,7 @@ struct Comparison {
 extern const std::vector<std::string> kTailNames;
 
 /// Throws an Error, before anything is timed, when the tails' weights differ by more than rounding explains.
+/// On the device that the weights are on; a sample ends when the device has computed it.
 Comparison compare(const Workload& workload, int rounds);
 
 }  // namespace bench

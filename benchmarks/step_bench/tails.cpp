@@ -72,16 +72,17 @@ EngineTail::EngineTail(const Tensors& weights, const TailSettings& settings)
       second_moments_(zeros_like(weights)) {
   for (const auto& weight : weights) {
     working_.push_back(weight.to(at::kBFloat16));
-    step_counts_.push_back(at::zeros({}));
+    step_counts_.push_back(at::zeros({}, weight.device()));
   }
 }
 
 void EngineTail::load_fp32_grads(const Tensors& grads) { at::_foreach_copy_(grads_, grads); }
 
 void EngineTail::step_from_fp32(double max_norm) {
-  at::Tensor found_inf = at::zeros({});
+  const at::TensorOptions scalar = grads_[0].options();
+  at::Tensor found_inf = at::zeros({}, scalar);
   at::_amp_foreach_non_finite_check_and_unscale_(grads_, found_inf,
-                                                 at::full({}, 1 / settings_.loss_scale, at::kFloat));
+                                                 at::full({}, 1 / settings_.loss_scale, scalar));
   last_norm_ = at::stack(at::_foreach_norm(grads_)).norm();
   at::_foreach_mul_(grads_, (max_norm / (last_norm_ + 1e-6)).clamp_max(1.0));
   at::_foreach_add_(step_counts_, 1);

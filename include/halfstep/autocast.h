@@ -15,6 +15,8 @@
 
 namespace halfstep {
 
+class QuantSession;  ///< Halfstep's own: the layers of a recipe
+
 /// How this machine computes products of this type: the worst among its GPUs where LibTorch sees any, else
 /// the CPU's. `compute` is FP32, BF16 or FP16; anything else is an Error. The machine is looked at once a
 /// process.
@@ -79,8 +81,10 @@ class HALFSTEP_API AutocastScope {
  public:
   /// `low` is at::kBFloat16 or at::kHalf. Anything else is an Error that says what to use instead, and so is
   /// BF16 where it would be emulated: on any GPU, where LibTorch sees some, else on the CPU.
+  /// `recipe` is MixedPrecision's to give.
   [[nodiscard]] explicit AutocastScope(c10::ScalarType low, OpPolicy policy = OpPolicy::standard(),
-                                       AutocastOptions options = {});
+                                       AutocastOptions options = {},
+                                       std::shared_ptr<QuantSession> recipe = nullptr);
   ~AutocastScope();
 
   /// No autocast until the end of the block, of Halfstep's or LibTorch's, on any device. A scope that is

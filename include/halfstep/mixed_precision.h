@@ -54,6 +54,12 @@ struct NamedParameter {
   at::Tensor tensor;
 };
 
+/// Of the values that a recipe quantised: shares from 0 to 1.
+struct QuantisedShares {
+  double saturated = 0;  ///< held at the format's max
+  double vanished = 0;   ///< not zero, and zero as a code
+};
+
 struct BackwardOptions {
   bool retain_graph = false;  ///< for another backward through a part of the same graph
 };
@@ -158,6 +164,14 @@ class HALFSTEP_API MixedPrecision {
   /// Those of one model, or of one part of it: whose names begin with `prefix` and a dot.
   std::vector<Param> params(std::string_view prefix) const;
   const Precision& precision() const;
+  /// What the recipe does with each weight of two dimensions; nothing without a recipe.
+  const std::vector<LayerPlan>& layers() const;
+  /// How often the recipe computed a product of this weight in training. 0 for a weight that `layers()` calls
+  /// quantised: the model uses it in another way than by linear, addmm, matmul or mm.
+  std::int64_t quantised_uses(std::string_view weight) const;
+  /// Since the last call; nothing where nothing was quantised in a forward that was trained, or in a
+  /// backward.
+  std::optional<QuantisedShares> take_quantised_shares();
   /// Whether this machine computes in the precision or only imitates it, slower than FP32, and why. FP16 is
   /// emulated on most CPUs.
   const PrecisionSupport& support() const;

@@ -4,6 +4,7 @@
 #include <c10/core/ScalarType.h>
 #include <halfstep/config.h>
 #include <halfstep/op_policy.h>
+#include <halfstep/recipe.h>
 #include <halfstep/scaling.h>
 #include <halfstep/storage.h>
 
@@ -27,11 +28,16 @@ struct WeightRule {
   WeightStorage storage;
 };
 
-/// In which precision a model is trained. Take one of the four and change what you must:
+/// In which precision a model is trained. Take one and change what you must:
 ///
 ///     auto precision = halfstep::Precision::bf16();
 ///     precision.ops.set("softmax", halfstep::OpRule::Low);
 ///     precision.keep("*norm*", halfstep::WeightStorage::Fp32);
+///
+/// With a recipe, linear layers compute from FP8 or FP4 operands, and everything else in BF16:
+///
+///     auto precision = halfstep::Precision::mxfp8();
+///     precision.keep_high("*.mlp.down.weight");
 ///
 /// A plain value; MixedPrecision carries it out.
 struct HALFSTEP_API Precision {
@@ -55,6 +61,21 @@ struct HALFSTEP_API Precision {
   /// that matches no parameter.
   std::vector<WeightRule> weight_rules{};
 
+  /// How the products of linear layers are quantised; nothing: in `compute`.
+  std::optional<Recipe> recipe{};
+
+  /// Which layers follow the recipe; the first one that matches counts. Without a match the default keepers
+  /// stay in `compute`: embeddings, the first and the last linear layer, and weights with a dimension that 16
+  /// does not divide. MixedPrecision refuses a rule that matches no weight.
+  std::vector<LayerRule> layer_rules{};
+
+  /// Adds a layer rule: these stay in `compute`, or these follow the recipe whatever the default keepers say.
+  Precision& keep_high(std::string pattern);
+  Precision& quantise(std::string pattern);
+
+  /// What the recipe does with each of a model's weights, in their order.
+  std::vector<LayerPlan> plan_layers(const std::vector<PlannedWeight>& weights) const;
+
   /// Adds a rule.
   Precision& keep(std::string pattern, WeightStorage storage);
 
@@ -65,11 +86,19 @@ struct HALFSTEP_API Precision {
   static Precision tf32();
   static Precision bf16(WeightStorage weights = WeightStorage::SplitMaster);
   static Precision fp16(WeightStorage weights = WeightStorage::Fp32Master);
+  /// BF16 with a recipe for linear layers; Recipe says what each is.
+  static Precision fp8_delayed(WeightStorage weights = WeightStorage::SplitMaster);
+  static Precision fp8_current(WeightStorage weights = WeightStorage::SplitMaster);
+  static Precision fp8_rowwise(WeightStorage weights = WeightStorage::SplitMaster);
+  static Precision fp8_block(WeightStorage weights = WeightStorage::SplitMaster);
+  static Precision mxfp8(WeightStorage weights = WeightStorage::SplitMaster);
+  static Precision nvfp4(WeightStorage weights = WeightStorage::SplitMaster);
+  static Precision with_recipe(Recipe recipe, WeightStorage weights = WeightStorage::SplitMaster);
 
   /// Throws an Error that names what does not go together: a split master below FP16, for instance.
   void check() const;
 
-  /// "FP32", "TF32", "BF16", "FP16", or "FP32 with BF16 products".
+  /// "FP32", "TF32", "BF16", "FP16", "FP32 with BF16 products", or the recipe's: "fp8-delayed".
   std::string name() const;
 };
 

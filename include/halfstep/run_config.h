@@ -51,6 +51,7 @@ struct RunConfig {
 
   struct Precision {
     std::string compute = "fp32";
+    std::vector<std::string> keep_high{};  ///< patterns of weights that do not follow the recipe
     std::optional<std::string> weights{};
     std::string moments = "fp32";
     LossScale loss_scale{};

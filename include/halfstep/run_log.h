@@ -57,6 +57,8 @@ struct StepRecord {
   std::string why{};                        ///< of a skipped step, one sentence
   std::string parameter{};                  ///< of a skipped step: the first that was not finite
   std::optional<double> stalled_share{};    ///< of the updates: too small to move the weights, 0 to 1
+  std::optional<double> saturated_share{};  ///< of what a recipe quantised: held at the format's max, 0 to 1
+  std::optional<double> vanished_share{};   ///< of what a recipe quantised: became 0, 0 to 1
   std::optional<double> share_of_peak{};    ///< of the machine's arithmetic, 0 to 1
   std::optional<double> evaluation_loss{};  ///< if the model was evaluated after this step
   PhaseSeconds phases{};

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <halfstep/config.h>
+#include <halfstep/recipe.h>
 #include <halfstep/run_config.h>
 #include <halfstep/run_watch.h>
 
@@ -11,6 +12,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <vector>
 
 namespace halfstep {
 
@@ -60,6 +62,9 @@ class HALFSTEP_API Trainer {
   Trainer& operator=(Trainer&&) noexcept;
 
   const RunPlan& plan() const;
+  /// What the recipe does with each weight of two dimensions; nothing without a recipe.
+  const std::vector<LayerPlan>& layers() const;
+  std::optional<Recipe> recipe() const;
 
   /// Tries three steps and an evaluation. Moves the weights: for a trainer that is thrown away afterwards.
   RunEstimate estimate();

@@ -11,10 +11,13 @@
 
 namespace halfstep {
 
+class QuantSession;
+
 struct ActivePolicy {
   OpPolicy ops;
   bool repeat_upcasts;  // AutocastOptions says what these two are for
   bool repeat_outputs;
+  std::shared_ptr<QuantSession> quant{};  // null without a recipe
 };
 
 c10::DebugInfoKind active_policy_kind();

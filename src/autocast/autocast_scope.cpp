@@ -23,13 +23,15 @@ struct PolicyInfo final : c10::DebugInfoBase {
 };
 
 std::shared_ptr<c10::DebugInfoBase> checked_policy(c10::ScalarType low, OpPolicy policy,
-                                                   const AutocastOptions& options) {
+                                                   const AutocastOptions& options,
+                                                   std::shared_ptr<QuantSession> recipe) {
   check_can_be_low(low);
   if (low == c10::ScalarType::BFloat16 && !options.allow_emulated) check_bf16_is_native(this_machine());
   check_every_row_has_its_kernel();
   return as_debug_info(ActivePolicy{.ops = std::move(policy),
                                     .repeat_upcasts = options.repeat_upcasts,
-                                    .repeat_outputs = options.repeat_outputs});
+                                    .repeat_outputs = options.repeat_outputs,
+                                    .quant = std::move(recipe)});
 }
 
 }  // namespace
@@ -97,10 +99,11 @@ AutocastScope::OuterRegions::~OuterRegions() {
   }
 }
 
-AutocastScope::AutocastScope(c10::ScalarType low, OpPolicy policy, AutocastOptions options)
-    : AutocastScope(
-          options.enabled ? checked_policy(low, std::move(policy), options) : as_debug_info(std::nullopt),
-          options.enabled ? std::optional(low) : std::nullopt) {}
+AutocastScope::AutocastScope(c10::ScalarType low, OpPolicy policy, AutocastOptions options,
+                             std::shared_ptr<QuantSession> recipe)
+    : AutocastScope(options.enabled ? checked_policy(low, std::move(policy), options, std::move(recipe))
+                                    : as_debug_info(std::nullopt),
+                    options.enabled ? std::optional(low) : std::nullopt) {}
 
 // The policy of an outer scope is hidden, so that a bare region that opens inside is stock.
 AutocastScope::AutocastScope(Disabled) : AutocastScope(as_debug_info(std::nullopt), std::nullopt) {}
@@ -115,7 +118,8 @@ AutocastScope::AutocastScope(std::shared_ptr<c10::DebugInfoBase> policy, std::op
       compute_(low.value_or(c10::ScalarType::Float)) {
   // TorchScript's optimizer differentiates a graph before it runs, so it knows nothing of the casts that the
   // policy makes inside an operation, and casts by a list of its own. (docs/decisions/0083.)
-  if (low) torch::jit::setGraphExecutorOptimize(false);
+  // Set only where it changes: LibTorch 2.13 looks for a debug setting at each call, 100 to 200 ns.
+  if (low && outer_graph_optimizer_) torch::jit::setGraphExecutorOptimize(false);
   begin_notes();
   at::autocast::increment_nesting();
   at::autocast::set_autocast_cache_enabled(false);
@@ -123,7 +127,8 @@ AutocastScope::AutocastScope(std::shared_ptr<c10::DebugInfoBase> policy, std::op
 
 AutocastScope::~AutocastScope() {
   end_notes();
-  torch::jit::setGraphExecutorOptimize(outer_graph_optimizer_);
+  if (torch::jit::getGraphExecutorOptimize() != outer_graph_optimizer_)
+    torch::jit::setGraphExecutorOptimize(outer_graph_optimizer_);
   at::autocast::set_autocast_cache_enabled(outer_cache_enabled_);
   // A bare region that was opened inside this scope may have filled the cache; the outermost region empties
   // it.

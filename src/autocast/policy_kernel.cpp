@@ -95,7 +95,10 @@ class PolicyKernel final : public c10::OperatorKernel {
     const ActivePolicy* policy = active_policy();
     if (!policy) return run_stock(op, keys, stack);
     const OpRule rule = policy->ops.rule_of_row(row_);
-    if (own_ && own_->rule == rule && own_->takes(arguments(stack))) return run_own(stack);
+    if (own_ && own_->rule == rule) {
+      const OpContext context{.low = at::autocast::get_autocast_dtype(device_), .quant = policy->quant.get()};
+      if (own_->takes(arguments(stack), context)) return run_own(stack, context);
+    }
     switch (rule) {
       case OpRule::Stock:
         return run_stock_without_cache(op, keys, stack);
@@ -135,9 +138,9 @@ class PolicyKernel final : public c10::OperatorKernel {
   }
 
   /// The operation as Halfstep computes it.
-  void run_own(Stack* stack) const {
+  void run_own(Stack* stack, const OpContext& context) const {
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(autocast_key(device_));
-    at::Tensor output = own_->run(arguments(stack));
+    at::Tensor output = own_->run(arguments(stack), context);
     if (own_->run_again && active_policy()->repeat_outputs) {
       note_output(
           {.run = own_->run_again, .autocast_key = autocast_key(device_), .others = other_arguments(stack)},

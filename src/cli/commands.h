@@ -2,6 +2,8 @@
 #pragma once
 
 #include <halfstep/error.h>
+#include <halfstep/run_config.h>
+#include <halfstep/trainer.h>
 
 #include <CLI/CLI.hpp>
 
@@ -9,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 namespace halfstep::cli {
 
@@ -35,6 +38,20 @@ void add_preset(CLI::App& program);
 void add_report(CLI::App& program);
 void add_tokenize(CLI::App& program);
 void add_train(CLI::App& program);
+
+/// How a configuration is named on the command line.
+struct ConfigRequest {
+  std::string preset, file, precision;
+  std::vector<std::string> set;
+};
+
+void add_config_options(CLI::App& command, ConfigRequest& request);
+
+/// What is wrong with a configuration is wrong usage. `more` are further settings.
+ResolvedConfig configuration(const ConfigRequest& request, const std::vector<std::string>& more = {});
+
+/// Reads the data in part, makes the model, and leaves nothing behind: for questions about a run.
+Trainer open_for_trial(const ResolvedConfig& resolved);
 
 /// Ends the program with a code of its own; what() is told unless it is empty.
 class ExitWith : public std::runtime_error {

@@ -1,5 +1,7 @@
-// `halfstep explain policy`: which operation runs in which precision, and why.
+// `halfstep explain`: which operation runs in which precision, which layers follow a recipe, and why.
 #include <halfstep/op_policy.h>
+#include <halfstep/printable.h>
+#include <halfstep/recipe.h>
 
 #include <algorithm>
 #include <iomanip>
@@ -87,6 +89,61 @@ void print_differences(const Rows& rows) {
 
 }  // namespace
 
+namespace {
+
+/// "E4M3 in blocks of 32, E8M0 scales".
+std::string operand_text(const OperandRule& rule) {
+  const std::string format = traits(rule.format).name;
+  const char* const scales[] = {"FP32", "power-of-two", "E8M0", "E8M0", "no", "E4M3"};
+  const std::string across = rule.block_across == 0 ? "all" : std::to_string(rule.block_across);
+  const std::string along = rule.block_along == 0 ? "all" : std::to_string(rule.block_along);
+  return format + " " + across + "x" + along + " " + scales[static_cast<int>(rule.scale)] +
+         (rule.stochastic ? " stochastic" : "") + (rule.hadamard ? " Hadamard" : "");
+}
+
+std::string product_text(const ProductRule& rule) {
+  return rule.quantised ? operand_text(rule.left) + " x " + operand_text(rule.right) : "high precision";
+}
+
+void explain_model(const ConfigRequest& request, bool as_json) {
+  const ResolvedConfig resolved = configuration(request);
+  const Trainer trainer = about_files([&] { return open_for_trial(resolved); });
+  const std::vector<LayerPlan>& layers = trainer.layers();
+  const std::optional<Recipe> recipe = trainer.recipe();
+  if (as_json) {
+    ordered_json answer{{"precision", resolved.config.precision.compute}, {"layers", ordered_json::array()}};
+    if (recipe)
+      answer["products"] = {{"forward", product_text(recipe->forward)},
+                            {"input_grad", product_text(recipe->input_grad)},
+                            {"weight_grad", product_text(recipe->weight_grad)}};
+    for (const LayerPlan& layer : layers)
+      answer["layers"].push_back({{"weight", layer.name},
+                                  {"shape", {layer.rows, layer.columns}},
+                                  {"quantised", layer.quantised},
+                                  {"reason", layer.reason}});
+    print_answer(answer);
+    return;
+  }
+  std::cout << trainer.plan().model << ", " << trainer.plan().precision << "\n";
+  if (!recipe) {
+    std::cout << "No recipe: every product takes " << resolved.config.precision.compute
+              << " operands. --precision mxfp8 names one.\n";
+    return;
+  }
+  std::cout << "forward      x, w   " << product_text(recipe->forward) << "\n"
+            << "input grad   dy, w  " << product_text(recipe->input_grad) << "\n"
+            << "weight grad  dy, x  " << product_text(recipe->weight_grad) << "\n\n";
+  size_t columns = 6;
+  for (const LayerPlan& layer : layers) columns = std::max(columns, layer.name.size());
+  for (const LayerPlan& layer : layers)
+    std::cout << std::left << std::setw(static_cast<int>(columns) + 2)
+              << printable(layer.name, Unprintable::Replaced) << std::setw(12)
+              << (std::to_string(layer.rows) + "x" + std::to_string(layer.columns)) << std::setw(6)
+              << (layer.quantised ? "yes" : "high") << layer.reason << "\n";
+}
+
+}  // namespace
+
 void add_explain(CLI::App& program) {
   CLI::App* const explain = program.add_subcommand("explain", "Why Halfstep does what it does");
   explain->require_subcommand(1);
@@ -97,6 +154,12 @@ void add_explain(CLI::App& program) {
                                 ->expected(1)
                                 ->check(CLI::IsMember({"stock"}))
                                 ->type_name("stock");
+  CLI::App* const model = explain->add_subcommand(
+      "model", "Which layers of a run follow its recipe, in which formats, and why the others do not");
+  auto request = std::make_shared<ConfigRequest>();
+  add_config_options(*model, *request);
+  CLI::Option* const model_json = add_switch(*model, "--json", "As JSON");
+  model->callback([request, model_json] { explain_model(*request, model_json->count() > 0); });
   policy->callback([json, diff] {
     const Rows rows = rows_to_show(diff->count() > 0);
     if (json->count() > 0)

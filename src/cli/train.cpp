@@ -125,28 +125,11 @@ void spin_briefly() {
 using Path = std::filesystem::path;
 
 struct Request {
-  std::string preset, file, folder;
-  std::vector<std::string> set;
+  ConfigRequest config;
+  std::string folder;
   bool print_config = false, dry_run = false, json = false;
   int64_t from_step = -1;  // the latest
 };
-
-/// What is wrong with a configuration is wrong usage.
-ResolvedConfig configuration(const Request& request) {
-  try {
-    ConfigSources sources;
-    if (!request.preset.empty()) sources.preset = request.preset;
-    if (!request.file.empty()) sources.file = read_config_file(request.file);
-    sources.environment = config_environment();
-    sources.set = request.set;
-    if (!request.folder.empty()) sources.set.push_back("run.folder=" + request.folder);
-    return resolve_config(sources);
-  } catch (const FileError&) {
-    throw;
-  } catch (const Error& error) {
-    throw ExitWith(kUsage, error.what());
-  }
-}
 
 // Its name is synced where it is new: CheckpointFolder does so for the run's own folder only. A failure to
 // make it is reported by whoever makes a folder in it.
@@ -160,9 +143,9 @@ void make_parent(const Path& path) {
 
 /// runs/<what>-<date>-<time>, made here: two runs that begin in the same second each have one of their own.
 Path make_new_folder(const Request& request) {
-  const std::string name = !request.preset.empty() ? request.preset
-                           : !request.file.empty() ? Path(request.file).stem().string()
-                                                   : "run";
+  const std::string name = !request.config.preset.empty() ? request.config.preset
+                           : !request.config.file.empty() ? Path(request.config.file).stem().string()
+                                                          : "run";
   const std::time_t now = std::time(nullptr);
   std::ostringstream stamp;
   stamp << std::put_time(std::localtime(&now), "%Y%m%d-%H%M%S");
@@ -235,15 +218,6 @@ class HeldSignals {
   sigset_t before_{};
 };
 
-/// For three steps and an evaluation, without encoding a corpus. The files are mapped, so their names can go
-/// at once: whatever ends the program later leaves nothing behind.
-Trainer open_for_trial(const ResolvedConfig& resolved) {
-  constexpr int64_t kTrialBytes = int64_t{4} << 20;
-  const HeldSignals held;
-  const ScratchFolder scratch;
-  return open_trainer(resolved, scratch.path(), {.most_text_bytes = kTrialBytes});
-}
-
 void print_estimate(const Request& request, const RunPlan& plan, const RunEstimate& estimate) {
   if (request.json) {
     print_answer({{"model", plan.model},
@@ -297,7 +271,9 @@ void train(const Request& request, const ResolvedConfig& resolved) {
 
 void run(const Request& request) {
   if (!request.print_config) spin_briefly();
-  const ResolvedConfig resolved = configuration(request);
+  const ResolvedConfig resolved = configuration(
+      request.config, request.folder.empty() ? std::vector<std::string>{}
+                                             : std::vector<std::string>{"run.folder=" + request.folder});
   if (request.print_config) {
     std::cout << to_toml(resolved, /*with_origins=*/true);
     return;
@@ -307,16 +283,48 @@ void run(const Request& request) {
 
 }  // namespace
 
-void add_train(CLI::App& program) {
-  CLI::App* const command = program.add_subcommand("train", "Train or fine-tune a model");
-  auto request = std::make_shared<Request>();
-  command->add_option("--preset", request->preset, "Begin from a preset: see 'halfstep preset ls'")
+ResolvedConfig configuration(const ConfigRequest& request, const std::vector<std::string>& more) {
+  try {
+    ConfigSources sources;
+    if (!request.preset.empty()) sources.preset = request.preset;
+    if (!request.file.empty()) sources.file = read_config_file(request.file);
+    sources.environment = config_environment();
+    sources.set = request.set;
+    if (!request.precision.empty()) sources.set.push_back("precision.compute=" + request.precision);
+    sources.set.insert(sources.set.end(), more.begin(), more.end());
+    return resolve_config(sources);
+  } catch (const FileError&) {
+    throw;
+  } catch (const Error& error) {
+    throw ExitWith(kUsage, error.what());
+  }
+}
+
+void add_config_options(CLI::App& command, ConfigRequest& request) {
+  command.add_option("--preset", request.preset, "Begin from a preset: see 'halfstep preset ls'")
       ->type_name("NAME");
-  command->add_option("CONFIG", request->file, "A TOML file")->type_name("FILE");
-  command->add_option("--set", request->set, "One key of the configuration: optimizer.lr=3e-4")
+  command.add_option("CONFIG", request.file, "A TOML file")->type_name("FILE");
+  command.add_option("--set", request.set, "One key of the configuration: optimizer.lr=3e-4")
       ->type_name("KEY=VALUE")
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  command.add_option("--precision", request.precision, "bf16, fp8-delayed, mxfp8, ...: precision.compute")
+      ->type_name("NAME");
+}
+
+/// For three steps and an evaluation, without encoding a corpus. The files are mapped, so their names can go
+/// at once: whatever ends the program later leaves nothing behind.
+Trainer open_for_trial(const ResolvedConfig& resolved) {
+  constexpr int64_t kTrialBytes = int64_t{4} << 20;
+  const HeldSignals held;
+  const ScratchFolder scratch;
+  return open_trainer(resolved, scratch.path(), {.most_text_bytes = kTrialBytes});
+}
+
+void add_train(CLI::App& program) {
+  CLI::App* const command = program.add_subcommand("train", "Train or fine-tune a model");
+  auto request = std::make_shared<Request>();
+  add_config_options(*command, request->config);
   command->add_option("--folder", request->folder, "Where logs and checkpoints go: run.folder")
       ->type_name("DIR");
   command->add_option("--from-step", request->from_step, "Go on from this checkpoint; later ones go")

@@ -92,6 +92,12 @@ std::vector<StatusField> status_fields(const RunPlan& plan, const StepRecord& re
   if (record.stalled_share)
     fields.push_back(
         {.before = "stalled ", .value = padded(percent_text(*record.stalled_share), 3), .rank = 9});
+  if (record.saturated_share)
+    fields.push_back(
+        {.before = "saturated ", .value = padded(percent_text(*record.saturated_share), 3), .rank = 11});
+  if (record.vanished_share)
+    fields.push_back(
+        {.before = "to 0 ", .value = padded(percent_text(*record.vanished_share), 3), .rank = 12});
   if (seconds_left) fields.push_back({.before = "ETA ", .value = duration_text(*seconds_left), .rank = 2});
   return fields;
 }

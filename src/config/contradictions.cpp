@@ -51,7 +51,10 @@ class Finder {
 
   bool own() const { return config_.model.kind == "own"; }
   bool images() const { return config_.model.kind == "resnet18"; }
-  bool low() const { return config_.precision.compute == "bf16" || config_.precision.compute == "fp16"; }
+  bool low() const { return config_.precision.compute != "fp32" && config_.precision.compute != "tf32"; }
+  bool has_recipe() const {
+    return low() && config_.precision.compute != "bf16" && config_.precision.compute != "fp16";
+  }
 
   static constexpr std::array<std::string_view, 8> kSizes = {
       "model.layers",    "model.width",      "model.heads",   "model.kv_heads",
@@ -134,6 +137,9 @@ class Finder {
     if (precision.weights == "split_master" && precision.compute == "fp16")
       fault("precision.weights",
             "is split_master, the 16 bits below a BF16 weight; with fp16 use fp32_master.");
+    if (!precision.keep_high.empty() && !has_recipe())
+      fault("precision.keep_high", "is for recipes such as mxfp8, and ", other("precision.compute"), " is ",
+            precision.compute, ". Leave it out.");
     if (!precision.ops.empty() && !low())
       fault("precision.ops." + precision.ops.begin()->first, "is a rule for bf16 and fp16, and ",
             other("precision.compute"), " is ", precision.compute, ". Leave it out.");

@@ -243,6 +243,7 @@ constinit const KernelTable kAvx2Kernels = {
     .random = random,
     .update = &kAvx2UpdateStages,
     .norm = &kAvx2NormRows,
+    .quantise = &kAvx2QuantiseRows,
 };
 
 }  // namespace halfstep

@@ -224,6 +224,7 @@ constinit const KernelTable kAvx512Kernels = {
     .random = random,
     .update = &kAvx512UpdateStages,
     .norm = &kAvx512NormRows,
+    .quantise = &kAvx512QuantiseRows,
 };
 
 }  // namespace halfstep

@@ -104,6 +104,24 @@ extern const NormRows kScalarNormRows;
 extern const NormRows kAvx2NormRows;    // run only where cpu_features().avx2
 extern const NormRows kAvx512NormRows;  // run only where cpu_features().avx512
 
+/// Rows of a matrix on their way into codes and back. Index 0 is FP32, 1 is BF16.
+struct QuantiseRows {
+  // magnitudes[i] = max(magnitudes[i], |values[i]|), as FP32 bits: a NaN is the largest.
+  void (*raise[2])(const void* values, std::uint32_t* magnitudes, std::size_t count);
+  std::uint32_t (*largest[2])(const void* values, std::size_t count);
+  struct OfFormat {
+    // codes[i] of values[i] * factors[i]. Adds to counts: how many were held at max, how many became 0.
+    void (*encode[2])(const void* values, const float* factors, std::uint8_t* codes, std::size_t count,
+                      std::uint32_t* counts);
+    void (*decode[2])(const std::uint8_t* codes, const float* factors, void* output, std::size_t count);
+  };
+  OfFormat of_format[3];  // E4M3, E5M2, E2M1
+};
+
+extern const QuantiseRows kScalarQuantiseRows;
+extern const QuantiseRows kAvx2QuantiseRows;    // run only where cpu_features().avx2
+extern const QuantiseRows kAvx512QuantiseRows;  // run only where cpu_features().avx512
+
 /// What an overflowing value and an infinite input become: codes without sign, before TF32's padding.
 struct SpecialResults {
   std::uint32_t overflow = 0;
@@ -137,6 +155,7 @@ struct KernelTable {
   RandomKernel random;                 // the words that stochastic casts use
   const UpdateStages* update;
   const NormRows* norm;
+  const QuantiseRows* quantise;
 };
 
 extern const KernelTable kScalarKernels;

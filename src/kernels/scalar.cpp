@@ -106,6 +106,7 @@ constinit const KernelTable kScalarKernels = {
     .random = random,
     .update = &kScalarUpdateStages,
     .norm = &kScalarNormRows,
+    .quantise = &kScalarQuantiseRows,
 };
 
 }  // namespace halfstep

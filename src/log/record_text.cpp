@@ -183,6 +183,8 @@ std::string_view step_line(JsonLine& line, const StepRecord& record) {
     line.text("parameter", record.parameter);
   }
   put(line, "stalled_share", record.stalled_share);
+  put(line, "saturated_share", record.saturated_share);
+  put(line, "vanished_share", record.vanished_share);
   put(line, "share_of_peak", record.share_of_peak);
   put(line, "evaluation_loss", record.evaluation_loss);
   line.open("phases");

@@ -197,8 +197,8 @@ at::Tensor run(OpArguments given) {
 OwnOp low_logits_cross_entropy() {
   return {.op = "cross_entropy_loss",
           .rule = OpRule::Fp32,
-          .takes = takes,
-          .run = run,
+          .takes = [](OpArguments given, const OpContext&) { return takes(given); },
+          .run = [](OpArguments given, const OpContext&) { return run(given); },
           .run_again = nullptr};  // a loss is small
 }
 

@@ -44,7 +44,11 @@ at::Tensor run(OpArguments given) {
 }  // namespace
 
 OwnOp low_rows_layer_norm() {
-  return {.op = "layer_norm", .rule = OpRule::Fp32, .takes = takes, .run = run, .run_again = run};
+  return {.op = "layer_norm",
+          .rule = OpRule::Fp32,
+          .takes = [](OpArguments given, const OpContext&) { return takes(given); },
+          .run = [](OpArguments given, const OpContext&) { return run(given); },
+          .run_again = run};
 }
 
 }  // namespace halfstep

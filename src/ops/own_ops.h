@@ -17,17 +17,25 @@
 
 namespace halfstep {
 
+class QuantSession;
+
 /// The arguments of one call, in the order of the operation's schema.
 using OpArguments = std::span<const c10::IValue>;
+
+/// What holds where the operation is called.
+struct OpContext {
+  c10::ScalarType low = c10::ScalarType::BFloat16;  // the scope's type
+  QuantSession* quant = nullptr;                    // null where there is no recipe
+};
 
 /// One row.
 struct OwnOp {
   std::string_view op;  // as op_table() spells it
   OpRule rule;          // run where the policy has this rule for the operation
   /// Whether these arguments are covered. All others go through LibTorch's operation.
-  bool (*takes)(OpArguments arguments);
+  bool (*takes)(OpArguments arguments, const OpContext& context);
   /// The output, with its node in autograd's graph. Called with autocast off.
-  at::Tensor (*run)(OpArguments arguments);
+  at::Tensor (*run)(OpArguments arguments, const OpContext& context);
   /// The same bits from the same arguments, for backward, which then keeps the first argument and not the
   /// output. Called with autocast off. Null where the output is kept.
   at::Tensor (*run_again)(OpArguments arguments);
@@ -43,6 +51,10 @@ const OwnOp* own_op(std::string_view op);
 OwnOp low_logits_cross_entropy();
 OwnOp low_rows_layer_norm();
 OwnOp low_rows_rms_norm();
+OwnOp quantised_addmm();
+OwnOp quantised_linear();
+OwnOp quantised_matmul();
+OwnOp quantised_mm();
 
 /// BF16 or FP16.
 bool is_low(const at::Tensor& tensor);

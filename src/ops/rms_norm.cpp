@@ -141,7 +141,11 @@ at::Tensor run(OpArguments given) {
 }  // namespace
 
 OwnOp low_rows_rms_norm() {
-  return {.op = "rms_norm", .rule = OpRule::Fp32, .takes = takes, .run = run, .run_again = run};
+  return {.op = "rms_norm",
+          .rule = OpRule::Fp32,
+          .takes = [](OpArguments given, const OpContext&) { return takes(given); },
+          .run = [](OpArguments given, const OpContext&) { return run(given); },
+          .run_again = run};
 }
 
 }  // namespace halfstep

@@ -49,9 +49,17 @@ void Precision::check() const {
                  "Precision: float32_products is for FP32 training; with compute ", compute,
                  " set single operations through `ops`.");
   if (loss_scaling) loss_scaling->check();
+  HALFSTEP_CHECK(!recipe || compute != at::kFloat,
+                 "Precision: a recipe quantises the products of a low `compute`, which is Float. Use "
+                 "Precision::with_recipe(), whose compute is BF16.");
+  HALFSTEP_CHECK(recipe || layer_rules.empty(), "Precision: there are layer rules ('",
+                 layer_rules.empty() ? "" : layer_rules.front().pattern,
+                 "') but no recipe that they are for.");
+  if (recipe) recipe->check();
 }
 
 std::string Precision::name() const {
+  if (recipe) return recipe->name;
   if (compute == at::kBFloat16) return "BF16";
   if (compute == at::kHalf) return "FP16";
   return float32_products == Float32Products::Full   ? "FP32"

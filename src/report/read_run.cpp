@@ -291,6 +291,8 @@ StepRecord step_of(const Fields& fields) {
                     .loss_scale = fields.perhaps("loss_scale"),
                     .skipped = fields.flag("skipped"),
                     .stalled_share = fields.perhaps("stalled_share"),
+                    .saturated_share = fields.perhaps("saturated_share"),
+                    .vanished_share = fields.perhaps("vanished_share"),
                     .share_of_peak = fields.perhaps("share_of_peak"),
                     .evaluation_loss = fields.perhaps("evaluation_loss"),
                     .phases = phases_of(fields.within("phases"))};

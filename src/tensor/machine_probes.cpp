@@ -61,7 +61,7 @@ PrecisionSupport bf16_on_cpu(const CpuFeatures& cpu, bool with_onednn) {
   if (!with_onednn) return {"BF16", kEmulated, "this LibTorch has no oneDNN: computed in FP32"};
   if (cpu.amx_bf16) return {"BF16", kNative, "AMX-BF16 tiles, by oneDNN"};
   if (cpu.avx512_bf16) return {"BF16", kNative, "AVX512-BF16 dot products, by oneDNN; no AMX-BF16"};
-  return {"BF16", kEmulated, "no AMX-BF16, no AVX512-BF16: widened to FP32 and multiplied there"};
+  return {"BF16", kEmulated, "no AMX-BF16, no AVX512-BF16: widened to FP32 first"};
 }
 
 // AVX512-FP16 could multiply in FP16, but oneDNN uses it only to widen: the products are FP32's.

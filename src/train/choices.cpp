@@ -24,6 +24,13 @@ constexpr Words<OpRule, 5> kRules = {{{"low", OpRule::Low},
                                       {"as_is", OpRule::AsIs},
                                       {"stock", OpRule::Stock}}};
 
+constexpr Words<Recipe (*)(), 6> kRecipes = {{{"fp8-delayed", Recipe::fp8_delayed},
+                                              {"fp8-current", Recipe::fp8_current},
+                                              {"fp8-rowwise", Recipe::fp8_rowwise},
+                                              {"fp8-block", Recipe::fp8_block},
+                                              {"mxfp8", [] { return Recipe::mxfp8(); }},
+                                              {"nvfp4", Recipe::nvfp4}}};
+
 /// resolve_config() lets no other word through.
 template <typename Value, size_t count>
 Value value_of(const Words<Value, count>& words, std::string_view word) {
@@ -65,7 +72,12 @@ Precision precision_of(const RunConfig& config) {
   const RunConfig::Precision& given = config.precision;
   if (given.compute == "fp32") return Precision::fp32();
   if (given.compute == "tf32") return Precision::tf32();
-  Precision precision = given.compute == "bf16" ? Precision::bf16() : Precision::fp16();
+  Precision precision = given.compute == "bf16" ? Precision::bf16()
+                        : given.compute == "fp16"
+                            ? Precision::fp16()
+                            : Precision::with_recipe(value_of(kRecipes, given.compute)());
+  for (const std::string& pattern : given.keep_high) precision.keep_high(pattern);
+  if (precision.recipe) precision.recipe->seed = static_cast<uint64_t>(config.train.seed);
   if (given.weights) precision.weights = value_of(kWeights, *given.weights);
   if (given.compute == "fp16") precision.loss_scaling = loss_scaling_of(given.loss_scale);
   for (const auto& [op, rule] : given.ops) precision.ops.set(op, value_of(kRules, rule));

@@ -85,6 +85,7 @@ class Collector {
 
 Contents contents_of(const std::vector<NamedModel>& models) {
   Collector collector;
+  std::vector<std::string> embeddings;
   for (const auto& [name, model] : models) {
     const std::string prefix = name.empty() ? "" : name + ".";
     for (const auto& item : model.get().named_parameters())
@@ -92,10 +93,15 @@ Contents contents_of(const std::vector<NamedModel>& models) {
     for (const auto& item : model.get().named_buffers())
       collector.add_buffer(prefix + item.key(), item.value());
     check_dense_gradients(name, model.get());
-    for (const auto& item : model.get().named_modules(name, /*include_self=*/false))
+    for (const auto& item : model.get().named_modules(name, /*include_self=*/false)) {
       check_dense_gradients(item.key(), *item.value());
+      if (item.value()->as<torch::nn::EmbeddingImpl>() || item.value()->as<torch::nn::EmbeddingBagImpl>())
+        embeddings.push_back(item.key() + ".weight");
+    }
   }
-  return std::move(collector).collected();
+  Contents contents = std::move(collector).collected();
+  contents.embeddings = std::move(embeddings);
+  return contents;
 }
 
 Contents contents_of(const torch::jit::Module& model) {

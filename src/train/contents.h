@@ -71,6 +71,7 @@ class BufferGuard {
 struct Contents {
   std::vector<std::pair<std::string, at::Tensor>> parameters;
   NamedBuffers buffers;
+  std::vector<std::string> embeddings{};            // parameters of torch::nn::Embedding and its relatives
   std::function<NamedBuffers()> present_buffers{};  // where forward may put others in their place
 };
 

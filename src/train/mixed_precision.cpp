@@ -16,6 +16,7 @@
 #include <mutex>
 
 #include "precision/name_pattern.h"
+#include "quant/session.h"
 #include "scaling/scaler_state.h"
 #include "tensor/faults.h"
 #include "tensor/grads_on_device.h"
@@ -159,6 +160,33 @@ void check_every_rule_matches(const Precision& precision, const train::Contents&
   }
 }
 
+void check_every_layer_rule_matches(const Precision& precision, const std::vector<PlannedWeight>& weights) {
+  for (const LayerRule& rule : precision.layer_rules) {
+    const bool used = std::any_of(weights.begin(), weights.end(), [&](const PlannedWeight& weight) {
+      return matches(rule.pattern, weight.name);
+    });
+    HALFSTEP_CHECK(used, "MixedPrecision: no weight's name fits the layer rule '", rule.pattern,
+                   weights.empty()
+                       ? "'; no parameter has two dimensions."
+                       : detail::concat("'; the first weight is '", weights.front().name,
+                                        "'. A pattern is the whole name, with * for any characters."));
+  }
+}
+
+/// Weights of two dimensions, in the model's order.
+std::vector<PlannedWeight> planned_weights(const train::Contents& contents) {
+  std::vector<PlannedWeight> weights;
+  for (const auto& [name, tensor] : contents.parameters) {
+    if (!tensor.defined() || tensor.dim() != 2) continue;
+    const bool is_embedding = std::find(contents.embeddings.begin(), contents.embeddings.end(), name) !=
+                                  contents.embeddings.end() ||
+                              matches("*embed*", name) || matches("*wte*", name) || matches("*wpe*", name);
+    weights.push_back(
+        {.name = name, .rows = tensor.size(0), .columns = tensor.size(1), .is_embedding = is_embedding});
+  }
+  return weights;
+}
+
 std::vector<Param> take_in(const Precision& precision, const train::Contents& contents) {
   check_every_rule_matches(precision, contents);
   check_buffers_apart(precision, contents);
@@ -182,6 +210,7 @@ std::vector<Param> take_in(const Precision& precision, const train::Contents& co
 
 const std::string kLossScalePrefix = "loss_scale.";
 const std::string kAccumulationPrefix = "accumulation.";
+const std::string kRecipePrefix = "recipe.";
 const std::string kBufferPrefix = "buffer.";
 const std::string kStartOfStepPrefix = "start_of_step.";  // buffers, if a step's sum is saved with them
 
@@ -204,6 +233,8 @@ struct MixedPrecision::Impl {
   std::optional<train::GradAccumulator> accumulator;
   train::WeightWatch weights;
   std::optional<train::BufferGuard> buffers;
+  std::vector<LayerPlan> layers{};         // with a recipe
+  std::shared_ptr<QuantSession> quant{};   // with a recipe
   std::optional<ScaleOnDevice> on_device;  // where parameters are not on the CPU
 
   std::vector<std::weak_ptr<const GradsOnDevice>> inspected_there{};  // since the last advance
@@ -217,6 +248,8 @@ struct MixedPrecision::Impl {
     if (const at::Tensor& first = contents.parameters.front().second;
         first.defined() && !first.is_cpu() && !first.is_cuda())
       options.autocast.allow_emulated = true;
+    // A recipe on a CPU is for its numbers, whatever the CPU does natively.
+    if (precision.recipe) options.autocast.allow_emulated = true;
     if (options.cpu_allocator) install_cpu_allocator();
     settle_vector_math();
     // Before the model is touched: it refuses a precision that this machine only emulates.
@@ -238,10 +271,27 @@ struct MixedPrecision::Impl {
       ScaleOnDevice::check(scaler.options);
       on_device.emplace();
     }
+    const std::vector<PlannedWeight> weights = planned_weights(contents);
+    check_every_layer_rule_matches(precision, weights);
+    HALFSTEP_CHECK(!precision.recipe || !on_device, "MixedPrecision: recipe ", precision.name(),
+                   " runs on the CPU; the model is on ", contents.parameters.front().second.device(),
+                   ". Train there in BF16.");
     params = take_in(precision, contents);
+    if (precision.recipe) begin_recipe(weights);
     buffers.emplace(std::move(contents.buffers), std::move(contents.present_buffers));
     if (options.accumulation != Accumulation::None) accumulator.emplace(options.accumulation);
     write_scale();
+  }
+
+  void begin_recipe(const std::vector<PlannedWeight>& weights) {
+    layers = precision.plan_layers(weights);
+    quant = std::make_shared<QuantSession>();
+    for (const LayerPlan& layer : layers) {
+      if (!layer.quantised) continue;
+      const auto param = std::find_if(params.begin(), params.end(),
+                                      [&](const Param& each) { return each.name == layer.name; });
+      quant->add(param->working, layer.name, *precision.recipe);
+    }
   }
 
   void write_scale() {
@@ -340,7 +390,7 @@ MixedPrecision::ForwardScope::ForwardScope(const MixedPrecision& mp) : memory_(M
   if (at::GradMode::is_enabled()) mp.impl_->buffers->begin_step();
   const Precision& precision = mp.impl_->precision;
   if (precision.compute != at::kFloat)
-    autocast_.emplace(precision.compute, precision.ops, mp.impl_->options.autocast);
+    autocast_.emplace(precision.compute, precision.ops, mp.impl_->options.autocast, mp.impl_->quant);
 }
 
 MixedPrecision::MixedPrecision(Precision precision, torch::nn::Module& model, MixedPrecisionOptions options)
@@ -367,8 +417,31 @@ std::vector<Param> MixedPrecision::params(std::string_view prefix) const {
   return found;
 }
 const Precision& MixedPrecision::precision() const { return impl_->precision; }
+const std::vector<LayerPlan>& MixedPrecision::layers() const { return impl_->layers; }
+std::int64_t MixedPrecision::quantised_uses(std::string_view weight) const {
+  if (!impl_->quant) return 0;
+  for (const auto& layer : impl_->quant->layers())
+    if (layer->name() == weight) return layer->uses();
+  return 0;
+}
 const PrecisionSupport& MixedPrecision::support() const {
   return precision_support(impl_->precision.compute);
+}
+std::optional<QuantisedShares> MixedPrecision::take_quantised_shares() {
+  if (!impl_->quant) return std::nullopt;
+  QuantiseShares sum;
+  for (const auto& layer : impl_->quant->layers())
+    for (int role = 0; role < kRoles; ++role) {
+      const QuantiseShares found = layer->take_shares(static_cast<Role>(role));
+      sum.elements += found.elements;
+      sum.saturated += found.saturated;
+      sum.vanished += found.vanished;
+    }
+  if (sum.elements == 0) return std::nullopt;
+  const auto share = [&](int64_t count) {
+    return static_cast<double>(count) / static_cast<double>(sum.elements);
+  };
+  return QuantisedShares{.saturated = share(sum.saturated), .vanished = share(sum.vanished)};
 }
 double MixedPrecision::loss_scale() const { return loss_scale_state().loss_scale; }
 const LossScaleState& MixedPrecision::loss_scale_state() const {
@@ -458,6 +531,7 @@ void MixedPrecision::zero_grad() {
   impl_->inspected = impl_->backward_ran = false;
   impl_->inspected_there.clear();
   impl_->buffers->abandon();
+  if (impl_->quant) impl_->quant->drop_step();
 }
 
 void MixedPrecision::advance(const GradSummary& grads) {
@@ -478,6 +552,7 @@ void MixedPrecision::advance(const GradSummary& grads) {
   if (impl_->accumulator) impl_->accumulator->begin_step();
   impl_->inspected = impl_->backward_ran = false;
   impl_->buffers->end_step(/*skipped=*/grads.any() && !grads.finite());
+  if (impl_->quant) impl_->quant->end_step(/*skipped=*/!grads.any() || !grads.finite());
   if (!grads.any()) return;  // neither a clean step nor a skipped one
   state = next_state(options, state, grads.finite());
   impl_->write_scale();
@@ -507,6 +582,8 @@ StateDict MixedPrecision::Impl::live_state() {
     saved.set(name, tensor.detach());
   });
   for (const auto& [name, value] : scaling::saved_form(scaler)) saved.set(kLossScalePrefix + name, value);
+  if (quant)
+    for (const auto& [name, value] : quant->state_dict()) saved.set(kRecipePrefix + name, value);
   if (!accumulator) return saved;
   const StateDict sum = accumulator->live_form(params);
   for (const auto& [name, value] : sum) saved.set(kAccumulationPrefix + name, value);
@@ -564,6 +641,7 @@ void MixedPrecision::load_state_dict(const StateDict& saved) {
   faults.throw_if_any("MixedPrecision");
   scaling::ScalerState scaler = scaling::loaded_from(under(saved, kLossScalePrefix));
   if (impl_->on_device) scaler.options.hysteresis = 1;  // the only one there; the CPU may have had another
+  if (impl_->quant) impl_->quant->load_state_dict(under(saved, kRecipePrefix));
   if (impl_->accumulator) impl_->accumulator->load(under(saved, kAccumulationPrefix), impl_->params);
   impl_->scaler = scaler;
   impl_->write_scale();

@@ -218,6 +218,8 @@ void RunFolder::write(const StepRecord& record) {
     events_->scalar("items_per_second", record.items_per_second, record.step);
     if (record.loss_scale) events_->scalar("loss_scale", *record.loss_scale, record.step);
     if (record.stalled_share) events_->scalar("stalled_share", *record.stalled_share, record.step);
+    if (record.saturated_share) events_->scalar("saturated_share", *record.saturated_share, record.step);
+    if (record.vanished_share) events_->scalar("vanished_share", *record.vanished_share, record.step);
     if (record.share_of_peak) events_->scalar("share_of_peak", *record.share_of_peak, record.step);
     if (record.memory)
       events_->scalar("peak_bytes", static_cast<double>(record.memory->peak_bytes), record.step);

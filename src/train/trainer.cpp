@@ -25,15 +25,22 @@ using train::Training;
 
 bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
 
-std::string precision_text(const RunConfig& config, const Precision& precision) {
-  const std::string_view weights = to_string(precision.weights);
-  return detail::concat(precision.name(), ", weights ", weights, ", moments ", config.precision.moments);
+std::string precision_text(const RunConfig& config, const MixedPrecision& mixed) {
+  const Precision& precision = mixed.precision();
+  std::string layers;
+  if (precision.recipe) {
+    const auto quantised = std::count_if(mixed.layers().begin(), mixed.layers().end(),
+                                         [](const LayerPlan& layer) { return layer.quantised; });
+    layers = detail::concat(" for ", quantised, " of ", mixed.layers().size(), " weights");
+  }
+  return detail::concat(precision.name(), layers, ", weights ", to_string(precision.weights), ", moments ",
+                        config.precision.moments);
 }
 
 RunPlan plan_of(const RunConfig& config, Training& training, const std::filesystem::path& folder) {
   return {.model = training.task().model_text(),
           .parameters = training.parameters(),
-          .precision = precision_text(config, training.precision().precision()),
+          .precision = precision_text(config, training.precision()),
           .data = training.task().data_text(),
           .folder = folder.string(),
           .unit = training.task().unit(),
@@ -426,6 +433,8 @@ Trainer::Trainer(Trainer&&) noexcept = default;
 Trainer& Trainer::operator=(Trainer&&) noexcept = default;
 
 const RunPlan& Trainer::plan() const { return impl_->plan; }
+std::optional<Recipe> Trainer::recipe() const { return impl_->training.precision().precision().recipe; }
+const std::vector<LayerPlan>& Trainer::layers() const { return impl_->training.precision().layers(); }
 
 RunEstimate Trainer::estimate() {
   constexpr int64_t kTried = 3;

@@ -174,6 +174,10 @@ void Training::step(int64_t number, EventFile* histograms) {
     skip_limit_.emplace(error);
   }
   between_steps_ = true;
+  if (const auto shares = precision_.take_quantised_shares()) {
+    record.saturated_share = shares->saturated;
+    record.vanished_share = shares->vanished;
+  }
   record.memory = memory_of_step(device);
   clock.lap(record.phases.other);
   taken_.push_back({.record = record, .report = report, .counts_stalls = stalls, .seconds = clock.seconds()});

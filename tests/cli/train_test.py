@@ -44,6 +44,18 @@ class Train(unittest.TestCase):
         self.assertEqual(steps, [1, 2, 3, 4, 5, 6])
         self.assertEqual(lines[-1]["outcome"], "done")
 
+    def test_a_recipe_is_one_word_and_its_shares_are_logged(self):
+        for recipe in ("fp8-delayed", "nvfp4"):
+            done = self.train("--folder", str(self.folder / recipe), "--precision", recipe)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn(recipe, done.stderr)
+            steps = [line for line in self.records(recipe) if line["kind"] == "step"]
+            for step in steps:
+                self.assertTrue(0 <= step["saturated_share"] < 0.2 and 0 <= step["vanished_share"] < 0.5, step)
+        done = self.train("--folder", str(self.folder / "a"), "--precision", "fp8-delaid")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("fp8-delayed", done.stderr)
+
     def test_wrong_configuration_is_2_and_nothing_is_written(self):
         for wrong in ("optimizer.lrate=1", "optimizer.lr=-1", "optimizer.lr=1e999", "train.steps=nan",
                       "data.train=/no/such/file", "precision.loss_scale.initial=4"):

@@ -161,9 +161,10 @@ at::Tensor LayerModule::run(const at::Tensor& x) {
     }
     case LayerKind::Attention: {
       const auto batch = x.size(0), length = x.size(1), width = x.size(2);
-      const auto parts = qkv_(x).view({batch, length, 3, 2, width / 2}).permute({2, 0, 3, 1, 4});
+      const auto inside = [this](const at::Tensor& result) { return between ? between(result) : result; };
+      const auto parts = inside(qkv_(x)).view({batch, length, 3, 2, width / 2}).permute({2, 0, 3, 1, 4});
       const at::Tensor attended =
-          at::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, 0, layer.statistics);
+          inside(at::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, 0, layer.statistics));
       return out_(attended.transpose(1, 2).reshape({batch, length, width}));
     }
     case LayerKind::MultiheadAttention: {

@@ -3,6 +3,7 @@
 
 #include <torch/torch.h>
 
+#include <functional>
 #include <map>
 #include <optional>
 #include <vector>
@@ -33,6 +34,9 @@ class LayerModule : public torch::nn::Module {
   at::Tensor mask;
   std::optional<bool> has_zeros_seen{};  ///< in the first forward, by an engine's dropout
   bool replay = false;
+  /// Of Attention: what becomes of a result between two of its operations. The oracle perturbs it there,
+  /// where the program rounds it; unset it stays as it is.
+  std::function<at::Tensor(const at::Tensor&)> between{};
 
  private:
   void build(int width);

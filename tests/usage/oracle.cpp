@@ -121,6 +121,8 @@ void GradientOracle::note_norm_error(int layer, const at::Tensor& x) {
 
 at::Tensor GradientOracle::forward(const Batch& batch, bool perturbed, bool compressed) {
   model_.begin(batch);
+  for (const auto& layer : model_.layers)
+    layer->between = [this, perturbed](const at::Tensor& result) { return perturb(result, perturbed); };
   at::Tensor x = perturb(model_.embed(batch), perturbed);
   for (int i = 0; i < static_cast<int>(program_.layers.size()); ++i) {
     const double unit = compressed ? compression_of_layer(program_, i) : 0;

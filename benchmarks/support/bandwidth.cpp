@@ -1,4 +1,4 @@
-#include "bandwidth.h"
+#include "support/bandwidth.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/ones.h>
@@ -15,9 +15,14 @@ __attribute__((target_clones("avx512f", "avx2", "default"))) void add_to_each(fl
 
 }  // namespace
 
-ReadModifyWrite::ReadModifyWrite(std::int64_t bytes) : array_(at::ones({bytes / 4})) {}
+ReadModifyWrite::ReadModifyWrite(std::int64_t bytes, at::Device device)
+    : array_(at::ones({bytes / 4}, device)) {}
 
 void ReadModifyWrite::run() {
+  if (!array_.is_cpu()) {
+    array_.add_(0x1p-20);
+    return;
+  }
   constexpr std::int64_t kGrain = 1 << 16;
   float* values = array_.data_ptr<float>();
   at::parallel_for(0, array_.numel(), kGrain, [values](std::int64_t begin, std::int64_t end) {

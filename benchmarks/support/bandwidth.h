@@ -11,9 +11,9 @@ namespace bench {
 /// Arrays of FP32 with `bytes` together, each element of which gets `+= c`.
 class ReadModifyWrite {
  public:
-  explicit ReadModifyWrite(std::int64_t bytes);
+  ReadModifyWrite(std::int64_t bytes, at::Device device);
 
-  void run();                  ///< on as many threads as LibTorch uses
+  void run();                  ///< on a CPU, on as many threads as LibTorch uses
   double bytes_moved() const;  ///< by one run: each byte is read once and written once
 
  private:

@@ -1,0 +1,306 @@
+#include "kernels/quantise.h"
+
+#include <halfstep/error.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <span>
+
+#include "kernels/cast.h"
+#include "kernels/cast_constants.h"
+
+namespace halfstep {
+namespace {
+
+// Columns that are worked on at a time: their values, factors and magnitudes stay in the first cache.
+constexpr std::size_t kChunk = 1024;
+
+// Below it max / amax would not be a number; as torchao has it.
+constexpr double kLeastAmax = 1e-12;
+// Below it the factor of a block whose scale is E4M3's smallest would not be finite.
+constexpr float kLeastTensorScale = 0x1p-119f;
+
+constexpr float kE2m1Max = static_cast<float>(traits(Format::E2M1).max);
+constexpr float kE4m3Max = static_cast<float>(traits(Format::E4M3).max);
+constexpr float kE4m3MinNormal = static_cast<float>(traits(Format::E4M3).min_normal);
+
+constexpr std::uint32_t kE8m0Nan = 255;
+
+int input_index(Format format) {
+  HALFSTEP_CHECK(format == Format::FP32 || format == Format::BF16, "quantise: values are ",
+                 traits(format).name, ", expected FP32 or BF16.");
+  return format == Format::BF16;
+}
+
+const QuantiseRows::OfFormat& rows_of(const KernelTable& table, Format codes) {
+  const int index = codes == Format::E4M3 ? 0 : codes == Format::E5M2 ? 1 : codes == Format::E2M1 ? 2 : -1;
+  HALFSTEP_CHECK(index >= 0, "quantise: there are no codes of ", traits(codes).name,
+                 ". Use E4M3, E5M2 or E2M1.");
+  return table.quantise->of_format[index];
+}
+
+const void* at_value(const QuantiseInput& input, std::size_t row, std::size_t column) {
+  const std::size_t element = row * input.row_stride + column;
+  return static_cast<const char*>(input.values) + element * (input.format == Format::FP32 ? 4 : 2);
+}
+
+/// 2^exponent in FP32, also below the normal numbers.
+float power(int exponent) {
+  if (exponent >= -126) return std::bit_cast<float>(static_cast<std::uint32_t>(exponent + 127) << 23);
+  return std::bit_cast<float>(1u << (exponent + 149));
+}
+
+BlockScale of_float(float encode) {
+  const float decode = 1 / encode;
+  return {encode, decode, std::bit_cast<std::uint32_t>(decode)};
+}
+
+BlockScale of_e8m0(std::uint32_t code) {
+  if (code == kE8m0Nan) return {1, std::bit_cast<float>(kFp32QuietNan), code};
+  const int exponent = static_cast<int>(code) - 127;
+  return {power(-exponent), power(exponent), code};
+}
+
+/// The exponent of the largest power of two that the format holds.
+int largest_exponent(Format format) {
+  const FormatTraits& t = traits(format);
+  return static_cast<int>(t.max_code >> t.mantissa_bits) - t.bias;
+}
+
+void store_scale(void* scales, ScaleRule rule, std::size_t block, const BlockScale& scale) {
+  if (scale_bytes(rule) == 1)
+    static_cast<std::uint8_t*>(scales)[block] = static_cast<std::uint8_t>(scale.stored);
+  else
+    static_cast<float*>(scales)[block] = std::bit_cast<float>(scale.stored);
+}
+
+std::size_t blocks_across(std::size_t columns, const BlockShape& block) {
+  return (columns + block.columns - 1) / block.columns;
+}
+
+/// One row, or a part of it: codes of values * factors.
+class RowEncoder {
+ public:
+  RowEncoder(const QuantiseInput& input, Format codes_format, std::uint8_t* codes,
+             const StochasticStream* stochastic, const KernelTable& table)
+      : input_(input), format_(codes_format), codes_(codes), stochastic_(stochastic), table_(table) {}
+
+  void run(std::size_t row, std::size_t column, const float* factors, std::size_t count,
+           QuantiseCounts& counts) {
+    const std::size_t element = row * input_.columns + column;
+    const void* values = at_value(input_, row, column);
+    std::uint32_t found[2] = {};
+    if (stochastic_) {
+      run_stochastic(values, factors, element, count, found);
+    } else {
+      rows_of(table_, format_)
+          .encode[input_index(input_.format)](values, factors, codes_ + element, count, found);
+    }
+    counts.saturated += found[0];
+    counts.vanished += found[1];
+  }
+
+ private:
+  void run_stochastic(const void* values, const float* factors, std::size_t element, std::size_t count,
+                      std::uint32_t* found) {
+    alignas(64) float products[kChunk];
+    table_.update->load_grads[input_.format == Format::FP32 ? kFp32Grads : kBf16Grads](values, 1, products,
+                                                                                       count);
+    for (std::size_t i = 0; i < count; ++i) products[i] *= factors[i];
+    cast_stochastic({products, count}, format_, {.rounding = Rounding::Stochastic},
+                    {stochastic_->key, stochastic_->first_element + element}, codes_ + element, table_);
+    const auto max = static_cast<float>(traits(format_).max);
+    const std::uint8_t magnitude_bits = static_cast<std::uint8_t>((1u << (traits(format_).bits - 1)) - 1);
+    for (std::size_t i = 0; i < count; ++i) {
+      found[0] += products[i] > max || products[i] < -max;
+      found[1] += (codes_[element + i] & magnitude_bits) == 0 && products[i] != 0;
+    }
+  }
+
+  const QuantiseInput& input_;
+  Format format_;
+  std::uint8_t* codes_;
+  const StochasticStream* stochastic_;
+  const KernelTable& table_;
+};
+
+/// Blocks that are wider than a chunk, one after the other.
+void quantise_wide_blocks(const QuantiseInput& input, const QuantiseRule& rule, const Rectangle& band,
+                          RowEncoder& encoder, void* scales, QuantiseCounts& counts,
+                          const KernelTable& table) {
+  alignas(64) float factors[kChunk];
+  const std::size_t end = band.first_column + band.columns;
+  for (std::size_t column = band.first_column; column < end; column += rule.block.columns) {
+    const Rectangle block{band.first_row, band.rows, column, std::min(rule.block.columns, end - column)};
+    const std::uint32_t magnitude = largest_magnitude(input, block, table);
+    counts.largest = std::max(counts.largest, magnitude);
+    const BlockScale scale = block_scale(magnitude, rule.codes, rule.scale, rule.tensor_scale);
+    const std::size_t index = block.first_row / rule.block.rows * blocks_across(input.columns, rule.block) +
+                              column / rule.block.columns;
+    store_scale(scales, rule.scale, index, scale);
+    std::fill_n(factors, kChunk, scale.encode);
+    for (std::size_t row = block.first_row; row < block.first_row + block.rows; ++row)
+      for (std::size_t begin = 0; begin < block.columns; begin += kChunk)
+        encoder.run(row, column + begin, factors, std::min(kChunk, block.columns - begin), counts);
+  }
+}
+
+/// As many blocks side by side as a chunk holds.
+void quantise_narrow_blocks(const QuantiseInput& input, const QuantiseRule& rule, const Rectangle& band,
+                            RowEncoder& encoder, void* scales, QuantiseCounts& counts,
+                            const KernelTable& table) {
+  alignas(64) std::uint32_t magnitudes[kChunk];
+  alignas(64) float factors[kChunk];
+  const auto raise = table.quantise->raise[input_index(input.format)];
+  const std::size_t width = rule.block.columns;
+  const std::size_t step = kChunk / width * width, end = band.first_column + band.columns;
+  for (std::size_t first = band.first_column; first < end; first += step) {
+    const std::size_t count = std::min(step, end - first);
+    std::fill_n(magnitudes, count, 0u);
+    for (std::size_t row = band.first_row; row < band.first_row + band.rows; ++row)
+      raise(at_value(input, row, first), magnitudes, count);
+    std::size_t index =
+        band.first_row / rule.block.rows * blocks_across(input.columns, rule.block) + first / width;
+    for (std::size_t begin = 0; begin < count; begin += width, ++index) {
+      const std::size_t block_end = std::min(begin + width, count);
+      std::uint32_t magnitude = 0;
+      for (std::size_t i = begin; i < block_end; ++i) magnitude = std::max(magnitude, magnitudes[i]);
+      counts.largest = std::max(counts.largest, magnitude);
+      const BlockScale scale = block_scale(magnitude, rule.codes, rule.scale, rule.tensor_scale);
+      store_scale(scales, rule.scale, index, scale);
+      std::fill(factors + begin, factors + block_end, scale.encode);
+    }
+    for (std::size_t row = band.first_row; row < band.first_row + band.rows; ++row)
+      encoder.run(row, first, factors, count, counts);
+  }
+}
+
+}  // namespace
+
+std::size_t scale_bytes(ScaleRule rule) {
+  return rule == ScaleRule::Fp32 || rule == ScaleRule::PowerOfTwo || rule == ScaleRule::Unscaled ? 4 : 1;
+}
+
+BlockScale block_scale(std::uint32_t magnitude, Format codes, ScaleRule rule, float tensor_scale) {
+  const bool finite = magnitude < kFp32Inf;
+  const float amax = std::bit_cast<float>(magnitude);
+  switch (rule) {
+    case ScaleRule::Fp32:
+    case ScaleRule::PowerOfTwo: {
+      // What is not finite keeps a code of its own; its neighbours keep theirs.
+      if (!finite) return of_float(1);
+      const auto scale = static_cast<float>(traits(codes).max / std::max(double{amax}, kLeastAmax));
+      if (rule == ScaleRule::Fp32) return of_float(scale);
+      return of_float(std::bit_cast<float>(std::bit_cast<std::uint32_t>(scale) & kFp32Inf));
+    }
+    case ScaleRule::Unscaled:
+      return of_float(1);
+    case ScaleRule::E8m0Floor: {
+      if (!finite) return of_e8m0(kE8m0Nan);
+      return of_e8m0(static_cast<std::uint32_t>(
+          std::max(static_cast<int>(magnitude >> 23) - largest_exponent(codes), 0)));
+    }
+    case ScaleRule::E8m0Ceil:
+      if (!finite) return of_e8m0(kE8m0Nan);
+      return of_e8m0(e8m0_ceil(amax / static_cast<float>(traits(codes).max)));
+    case ScaleRule::E4m3: {
+      if (!finite) return {1, std::bit_cast<float>(kFp32QuietNan), traits(Format::E4M3).nan_code};
+      // Between min_normal and max, where rounding to nearest even is that of a whole number of 20 bits
+      // fewer.
+      const float wanted = std::clamp(amax / kE2m1Max / tensor_scale, kE4m3MinNormal, kE4m3Max);
+      const auto bits = std::bit_cast<std::uint32_t>(wanted);
+      const std::uint32_t rounded = (bits + 0x7ffff + ((bits >> 20) & 1)) >> 20;
+      const auto scale = std::bit_cast<float>(rounded << 20);
+      return {1 / tensor_scale / scale, scale, rounded - ((127u - traits(Format::E4M3).bias) << 3)};
+    }
+  }
+  HALFSTEP_BUG("unknown ScaleRule ", static_cast<int>(rule));
+}
+
+float decoded_scale(const void* scales, ScaleRule rule, std::size_t block) {
+  switch (rule) {
+    case ScaleRule::Fp32:
+    case ScaleRule::PowerOfTwo:
+    case ScaleRule::Unscaled:
+      return static_cast<const float*>(scales)[block];
+    case ScaleRule::E8m0Floor:
+    case ScaleRule::E8m0Ceil:
+      return of_e8m0(static_cast<const std::uint8_t*>(scales)[block]).decode;
+    case ScaleRule::E4m3:
+      return decode_float(static_cast<const std::uint8_t*>(scales)[block], Format::E4M3);
+  }
+  HALFSTEP_BUG("unknown ScaleRule ", static_cast<int>(rule));
+}
+
+float nvfp4_tensor_scale(std::uint32_t magnitude) {
+  if (magnitude == 0 || magnitude >= kFp32Inf) return 1;
+  return std::max(std::bit_cast<float>(magnitude) / (kE4m3Max * kE2m1Max), kLeastTensorScale);
+}
+
+void quantise(const QuantiseInput& input, const QuantiseRule& rule, const Rectangle& part,
+              std::uint8_t* codes, void* scales, QuantiseCounts& counts, const StochasticStream* stochastic,
+              const KernelTable& table) {
+  RowEncoder encoder(input, rule.codes, codes, stochastic, table);
+  const auto by_width = rule.block.columns > kChunk ? quantise_wide_blocks : quantise_narrow_blocks;
+  const std::size_t end = part.first_row + part.rows;
+  for (std::size_t row = part.first_row; row < end; row += rule.block.rows) {
+    const Rectangle band{row, std::min(rule.block.rows, end - row), part.first_column, part.columns};
+    by_width(input, rule, band, encoder, scales, counts, table);
+  }
+}
+
+void quantise_scaled(const QuantiseInput& input, Format codes_format, float encode, const Rectangle& part,
+                     std::uint8_t* codes, QuantiseCounts& counts, const KernelTable& table) {
+  alignas(64) float factors[kChunk];
+  std::fill_n(factors, kChunk, encode);
+  RowEncoder encoder(input, codes_format, codes, nullptr, table);
+  const auto largest = table.quantise->largest[input_index(input.format)];
+  for (std::size_t row = part.first_row; row < part.first_row + part.rows; ++row)
+    for (std::size_t begin = 0; begin < part.columns; begin += kChunk) {
+      const std::size_t column = part.first_column + begin, count = std::min(kChunk, part.columns - begin);
+      counts.largest = std::max(counts.largest, largest(at_value(input, row, column), count));
+      encoder.run(row, column, factors, count, counts);
+    }
+}
+
+std::uint32_t largest_magnitude(const QuantiseInput& input, const Rectangle& part, const KernelTable& table) {
+  const auto largest = table.quantise->largest[input_index(input.format)];
+  std::uint32_t found = 0;
+  for (std::size_t row = part.first_row; row < part.first_row + part.rows; ++row)
+    found = std::max(found, largest(at_value(input, row, part.first_column), part.columns));
+  return found;
+}
+
+void dequantise(const std::uint8_t* codes, const void* scales, const QuantiseRule& rule, std::size_t rows,
+                std::size_t columns, const Rectangle& part, Format output_format, void* output,
+                const KernelTable& table) {
+  HALFSTEP_CHECK(part.first_row + part.rows <= rows && part.first_column + part.columns <= columns,
+                 "dequantise: the part ends outside the matrix.");
+  alignas(64) float factors[kChunk];
+  const auto decode = rows_of(table, rule.codes).decode[input_index(output_format)];
+  const std::size_t output_bytes = output_format == Format::FP32 ? 4 : 2;
+  const std::size_t across = blocks_across(columns, rule.block);
+  for (std::size_t begin = 0; begin < part.columns; begin += kChunk) {
+    const std::size_t first = part.first_column + begin, count = std::min(kChunk, part.columns - begin);
+    if (!scales) std::fill_n(factors, count, 1.0f);
+    std::size_t factors_of_band = rows;  // none yet
+    for (std::size_t row = part.first_row; row < part.first_row + part.rows; ++row) {
+      const std::size_t band = row / rule.block.rows;
+      if (scales && band != factors_of_band) {
+        for (std::size_t i = 0; i < count;) {
+          const std::size_t block = (first + i) / rule.block.columns;
+          const std::size_t block_end = std::min((block + 1) * rule.block.columns - first, count);
+          std::fill(factors + i, factors + block_end,
+                    decoded_scale(scales, rule.scale, band * across + block));
+          i = block_end;
+        }
+        factors_of_band = band;
+      }
+      const std::size_t element = row * columns + first;
+      decode(codes + element, factors, static_cast<char*>(output) + element * output_bytes, count);
+    }
+  }
+}
+
+}  // namespace halfstep

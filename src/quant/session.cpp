@@ -1,0 +1,162 @@
+#include "quant/session.h"
+
+#include <ATen/ops/empty.h>
+#include <halfstep/error.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+namespace halfstep {
+namespace {
+
+constexpr const char* kRoleNames[kRoles] = {"input", "weight", "grad"};
+constexpr float kNone = -1;
+
+}  // namespace
+
+std::optional<float> AmaxHistory::amax(const DelayedScaling& options) const {
+  if (past_.empty()) return std::nullopt;
+  if (options.take == DelayedScaling::Take::MostRecent) return past_.back();
+  return *std::max_element(past_.begin(), past_.end());
+}
+
+void AmaxHistory::note(float amax) {
+  // NaN is kept: the step will be skipped, or what was computed did not matter to it.
+  this_step_ = this_step_ && !(amax > *this_step_) && !std::isnan(amax) ? this_step_ : amax;
+}
+
+void AmaxHistory::end_step(bool skipped, std::int64_t length) {
+  if (this_step_ && !skipped && std::isfinite(*this_step_)) {
+    past_.push_back(*this_step_);
+    if (past_.size() > static_cast<std::size_t>(length)) past_.erase(past_.begin());
+  }
+  this_step_.reset();
+}
+
+at::Tensor AmaxHistory::saved() const {
+  at::Tensor values = at::empty({static_cast<std::int64_t>(past_.size()) + 1}, at::kFloat);
+  float* floats = values.mutable_data_ptr<float>();
+  std::copy(past_.begin(), past_.end(), floats);
+  floats[past_.size()] = this_step_.value_or(kNone);
+  return values;
+}
+
+void AmaxHistory::load(const at::Tensor& saved) {
+  const at::Tensor values = saved.to(at::kCPU).contiguous();
+  const float* floats = values.const_data_ptr<float>();
+  past_.assign(floats, floats + values.numel() - 1);
+  const float last = floats[values.numel() - 1];
+  this_step_ = last == kNone ? std::nullopt : std::optional(last);
+}
+
+QuantLayer::QuantLayer(std::string name, Recipe recipe)
+    : name_(std::move(name)), recipe_(std::move(recipe)), number_(0) {
+  // FNV-1a: the same on every machine and in every run.
+  std::uint32_t hash = 2166136261u;
+  for (const char c : name_) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u;
+  number_ = hash;
+}
+
+Quantised QuantLayer::quantise(const at::Tensor& matrix, const OperandRule& rule, Role role,
+                               bool sums_over_rows, bool noted) {
+  const auto at_role = static_cast<std::size_t>(role);
+  QuantiseRequest request{.rule = rule, .sums_over_rows = sums_over_rows};
+  {
+    const std::lock_guard lock(mutex_);
+    if (recipe_.delayed) {
+      request.known_amax = histories_[at_role].amax(*recipe_.delayed);
+      request.margin = recipe_.delayed->margin;
+    }
+    request.random = {.seed = recipe_.seed, .tensor = number_, .cast = 0};
+    if (rule.stochastic) request.random.cast = static_cast<std::uint32_t>(stochastic_casts_++);
+  }
+  QuantiseCounts counts;
+  Quantised made = quantised(matrix, request, counts);
+  if (!noted) return made;
+  const std::lock_guard lock(mutex_);
+  if (recipe_.delayed) histories_[at_role].note(std::bit_cast<float>(counts.largest));
+  shares_[at_role].elements += matrix.numel();
+  shares_[at_role].saturated += static_cast<std::int64_t>(counts.saturated);
+  shares_[at_role].vanished += static_cast<std::int64_t>(counts.vanished);
+  return made;
+}
+
+void QuantLayer::end_step(bool skipped) {
+  if (!recipe_.delayed) return;
+  const std::lock_guard lock(mutex_);
+  for (AmaxHistory& history : histories_) history.end_step(skipped, recipe_.delayed->history);
+}
+
+void QuantLayer::drop_step() {
+  const std::lock_guard lock(mutex_);
+  for (AmaxHistory& history : histories_) history.drop_step();
+}
+
+QuantiseShares QuantLayer::take_shares(Role role) {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(shares_[static_cast<std::size_t>(role)], {});
+}
+
+std::string QuantLayer::key(Role role) const {
+  return std::string("amax.") + kRoleNames[static_cast<std::size_t>(role)] + "." + name_;
+}
+
+void QuantLayer::save(StateDict& state) const {
+  const std::lock_guard lock(mutex_);
+  state.set(casts_key(), stochastic_casts_);
+  if (!recipe_.delayed) return;
+  for (int role = 0; role < kRoles; ++role) state.set(key(static_cast<Role>(role)), histories_[role].saved());
+}
+
+void QuantLayer::check_loadable(const StateDict& state) const {
+  state.integer(casts_key());
+  if (!recipe_.delayed) return;
+  for (int role = 0; role < kRoles; ++role) {
+    const at::Tensor& saved = state.tensor(key(static_cast<Role>(role)));
+    HALFSTEP_CHECK(saved.scalar_type() == at::kFloat && saved.dim() == 1 && saved.numel() >= 1 &&
+                       saved.numel() <= recipe_.delayed->history + 1,
+                   "MixedPrecision: '", key(static_cast<Role>(role)), "' is ", saved.scalar_type(),
+                   " of shape ", saved.sizes(), ", expected Float with 1 to ", recipe_.delayed->history + 1,
+                   " elements. A longer history was saved: set DelayedScaling::history to it.");
+  }
+}
+
+void QuantLayer::load(const StateDict& state) {
+  const std::lock_guard lock(mutex_);
+  stochastic_casts_ = state.integer(casts_key());
+  if (!recipe_.delayed) return;
+  for (int role = 0; role < kRoles; ++role) histories_[role].load(state.tensor(key(static_cast<Role>(role))));
+}
+
+void QuantSession::add(const at::Tensor& weight, std::string name, const Recipe& recipe) {
+  by_weight_.emplace(weight.unsafeGetTensorImpl(), layers_.size());
+  layers_.push_back(std::make_shared<QuantLayer>(std::move(name), recipe));
+  weights_.push_back(weight);
+}
+
+std::shared_ptr<QuantLayer> QuantSession::find(const at::Tensor& weight) const {
+  const auto found = by_weight_.find(weight.unsafeGetTensorImpl());
+  return found == by_weight_.end() ? nullptr : layers_[found->second];
+}
+
+void QuantSession::end_step(bool skipped) {
+  for (const auto& layer : layers_) layer->end_step(skipped);
+}
+
+void QuantSession::drop_step() {
+  for (const auto& layer : layers_) layer->drop_step();
+}
+
+StateDict QuantSession::state_dict() const {
+  StateDict state;
+  for (const auto& layer : layers_) layer->save(state);
+  return state;
+}
+
+void QuantSession::load_state_dict(const StateDict& saved) {
+  for (const auto& layer : layers_) layer->check_loadable(saved);
+  for (const auto& layer : layers_) layer->load(saved);
+}
+
+}  // namespace halfstep

@@ -1,0 +1,107 @@
+// What a recipe remembers of each layer from step to step.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <halfstep/recipe.h>
+#include <halfstep/state_dict.h>
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "quant/quantised.h"
+
+namespace halfstep {
+
+enum class Role : std::uint8_t { Input, Weight, Grad };
+inline constexpr int kRoles = 3;
+
+/// The largest magnitudes of one tensor in the last steps. Within a step the scale does not change: a second
+/// run of the same forward, another micro-batch or a second use of the layer meet the scale of the first, and
+/// what they note is a maximum, which a repetition does not change.
+class AmaxHistory {
+ public:
+  /// What the next scale is made from; nothing before the first step.
+  std::optional<float> amax(const DelayedScaling& options) const;
+  void note(float amax);
+  /// The step is over. A skipped one leaves no trace.
+  void end_step(bool skipped, std::int64_t length);
+  void drop_step() { this_step_.reset(); }
+
+  /// Oldest first; the last is that of the present step, or -1.
+  at::Tensor saved() const;
+  void load(const at::Tensor& saved);
+
+ private:
+  std::vector<float> past_;  // oldest first
+  std::optional<float> this_step_;
+};
+
+/// Shares of what became codes since the last report.
+struct QuantiseShares {
+  std::int64_t elements = 0, saturated = 0, vanished = 0;
+};
+
+/// One weight and its recipe.
+class QuantLayer {
+ public:
+  QuantLayer(std::string name, Recipe recipe);
+
+  const std::string& name() const { return name_; }
+  const Recipe& recipe() const { return recipe_; }
+
+  /// One operand. With `noted`, what is seen counts for the scales of later steps.
+  Quantised quantise(const at::Tensor& matrix, const OperandRule& rule, Role role, bool sums_over_rows,
+                     bool noted);
+
+  void end_step(bool skipped);
+  void drop_step();
+  QuantiseShares take_shares(Role role);
+  std::int64_t uses() const { return uses_; }
+  void note_use() { ++uses_; }
+
+  void save(StateDict& state) const;
+  /// An Error by name; load() is then without one.
+  void check_loadable(const StateDict& state) const;
+  void load(const StateDict& state);
+
+ private:
+  std::string key(Role role) const;
+  std::string casts_key() const { return "casts." + name_; }
+
+  std::string name_;
+  Recipe recipe_;
+  std::uint32_t number_;  // names its random bits
+  mutable std::mutex mutex_;
+  AmaxHistory histories_[kRoles];
+  QuantiseShares shares_[kRoles];
+  std::int64_t stochastic_casts_ = 0;
+  std::atomic<std::int64_t> uses_ = 0;
+};
+
+/// The layers of one model, by their weights.
+class QuantSession {
+ public:
+  void add(const at::Tensor& weight, std::string name, const Recipe& recipe);
+
+  /// Null for a tensor that is not the weight of a layer.
+  std::shared_ptr<QuantLayer> find(const at::Tensor& weight) const;
+
+  void end_step(bool skipped);
+  void drop_step();  // what was noted since the last end_step
+  const std::vector<std::shared_ptr<QuantLayer>>& layers() const { return layers_; }
+
+  StateDict state_dict() const;
+  void load_state_dict(const StateDict& saved);
+
+ private:
+  std::vector<std::shared_ptr<QuantLayer>> layers_;
+  std::unordered_map<const c10::TensorImpl*, std::size_t> by_weight_;
+  std::vector<at::Tensor> weights_;  // keeps the keys alive
+};
+
+}  // namespace halfstep

@@ -1,0 +1,505 @@
+// Models that know nothing of recipes, trained in one: which products are quantised, what histories take in,
+// and that a resumed run is the uninterrupted one.
+#include <gtest/gtest.h>
+#include <halfstep/activations.h>
+#include <halfstep/error.h>
+#include <halfstep/mixed_precision.h>
+#include <halfstep/optim.h>
+#include <torch/torch.h>
+
+#include <cmath>
+#include <limits>
+
+#include "quant/quantised.h"
+#include "support/any_machine.h"
+
+namespace halfstep::testing {
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+struct Mlp : torch::nn::Module {
+  explicit Mlp(std::int64_t width = 32)
+      : first(register_module("first", torch::nn::Linear(16, width))),
+        middle(register_module("middle", torch::nn::Linear(width, width))),
+        other(
+            register_module("other", torch::nn::Linear(torch::nn::LinearOptions(width, width).bias(false)))),
+        last(register_module("last", torch::nn::Linear(width, 16))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    return last(at::gelu(other(at::gelu(middle(at::gelu(first(x)))))));
+  }
+  torch::nn::Linear first, middle, other, last;
+};
+
+std::shared_ptr<Mlp> make_mlp() {
+  at::manual_seed(11);
+  return std::make_shared<Mlp>();
+}
+
+std::vector<Precision> all_precisions() {
+  return {Precision::fp8_delayed(), Precision::fp8_current(), Precision::fp8_rowwise(),
+          Precision::fp8_block(),   Precision::mxfp8(),       Precision::nvfp4()};
+}
+
+MixedPrecision take_in(const Precision& precision, torch::nn::Module& model,
+                       Accumulation sum = Accumulation::None) {
+  return MixedPrecision(precision, model, {.autocast = kAnyMachine, .accumulation = sum});
+}
+
+/// The history of one tensor, without the present step's.
+std::vector<float> history(const MixedPrecision& mp, const std::string& role, const std::string& weight) {
+  const at::Tensor saved = mp.state_dict().tensor("recipe.amax." + role + "." + weight);
+  return {saved.const_data_ptr<float>(), saved.const_data_ptr<float>() + saved.numel() - 1};
+}
+
+at::Tensor batch(int step) {
+  at::manual_seed(100 + step);
+  return at::randn({24, 16});
+}
+
+struct Loop {
+  explicit Loop(const Precision& precision, Accumulation sum = Accumulation::None)
+      : model(make_mlp()), mp(take_in(precision, *model, sum)), optimizer(mp.params(), {.lr = 1e-2}) {}
+
+  bool step(const at::Tensor& x) {
+    const at::Tensor loss = mp.forward([&] { return model->forward(x).to(at::kFloat).square().mean(); });
+    mp.backward(loss);
+    return finish();
+  }
+  bool finish() {
+    mp.close_sum();
+    const GradSummary grads = mp.inspect_grads();
+    const bool stepped = optimizer.step(grads.clipped_to(1.0)).stepped();
+    mp.advance(grads);
+    optimizer.zero_grad();
+    return stepped;
+  }
+
+  std::shared_ptr<Mlp> model;
+  MixedPrecision mp;
+  AdamW optimizer;
+};
+
+std::string node_of(const at::Tensor& output) { return output.grad_fn()->name(); }
+
+TEST(RecipePlan, KeepsEmbeddingsFirstAndLastAndOddSizesAndSaysWhy) {
+  const auto plan = Precision::mxfp8().plan_layers({{"wte.weight", 100, 32, true},
+                                                    {"a.weight", 32, 32},
+                                                    {"b.weight", 64, 32},
+                                                    {"c.weight", 50, 32},
+                                                    {"rnn.weight_ih_l0", 64, 32},
+                                                    {"d.weight", 32, 32}});
+  std::vector<std::string> reasons;
+  for (const LayerPlan& layer : plan) reasons.push_back(layer.reason);
+  EXPECT_EQ(reasons, (std::vector<std::string>{"an embedding", "the first linear layer", "follows the recipe",
+                                               "50 is not divisible by 16", "the weight of a recurrent layer",
+                                               "the last linear layer"}));
+  EXPECT_EQ(std::count_if(plan.begin(), plan.end(), [](const LayerPlan& layer) { return layer.quantised; }),
+            1);
+}
+
+TEST(RecipePlan, TheFirstRuleThatMatchesCounts) {
+  auto precision = Precision::fp8_current();
+  precision.quantise("a.weight").keep_high("*").quantise("b.weight");
+  const auto plan = precision.plan_layers({{"a.weight", 32, 32}, {"b.weight", 32, 32}});
+  EXPECT_TRUE(plan[0].quantised);
+  EXPECT_FALSE(plan[1].quantised);
+  EXPECT_EQ(plan[1].reason, "the rule '*'");
+}
+
+TEST(RecipePlan, ARuleThatFitsNoWeightIsRefused) {
+  auto precision = Precision::fp8_current();
+  precision.keep_high("nobody.*");
+  const auto model = make_mlp();
+  EXPECT_THROW(take_in(precision, *model), Error);
+  EXPECT_EQ(model->middle->weight.scalar_type(), at::kFloat) << "a model that is refused is left as it was";
+}
+
+TEST(Recipes, OnlyTheWeightsOfThePlanAreQuantisedAndOnlyInsideTheScope) {
+  const auto model = make_mlp(), outside = make_mlp();
+  auto mp = take_in(Precision::mxfp8(), *model);
+  const at::Tensor x = at::randn({4, 32}).requires_grad_();
+  const auto by = [&](auto&& linear) { return node_of(mp.forward([&] { return linear(x); })); };
+  EXPECT_NE(by(model->middle).find("QuantisedLinear"), std::string::npos);
+  EXPECT_NE(by(model->other).find("QuantisedLinear"), std::string::npos);
+  EXPECT_EQ(by(model->last).find("QuantisedLinear"), std::string::npos);
+  EXPECT_EQ(by(outside->middle).find("QuantisedLinear"), std::string::npos) << "another model's";
+  EXPECT_EQ(node_of(model->middle(x.to(at::kBFloat16))).find("QuantisedLinear"), std::string::npos);
+  // A scope of the user's own inside is plain BF16.
+  EXPECT_EQ(node_of(mp.forward([&] {
+              const AutocastScope inner(at::kBFloat16, OpPolicy::standard(), kAnyMachine);
+              return model->middle(x);
+            })).find("QuantisedLinear"),
+            std::string::npos);
+  EXPECT_EQ(mp.quantised_uses("middle.weight"), 1);
+  EXPECT_EQ(mp.quantised_uses("last.weight"), 0);
+}
+
+TEST(Recipes, LinearAddmmAndMmOfAWeightOrItsTransposeAreOneProduct) {
+  at::manual_seed(1);
+  const at::Tensor weight = at::randn({48, 32}), bias = at::randn({48}), x = at::randn({20, 32});
+  for (const Precision& precision : all_precisions()) {
+    const auto outputs = [&](bool transposed) {
+      const at::Tensor w = (transposed ? weight.t().contiguous() : weight.clone()).requires_grad_();
+      auto chosen = precision;
+      chosen.quantise("w");
+      MixedPrecision mp(chosen, std::vector<NamedParameter>{{"w", w}}, {.autocast = kAnyMachine});
+      std::vector<at::Tensor> found;
+      const auto add = [&](auto function) {
+        w.mutable_grad() = at::Tensor();
+        const at::Tensor y = mp.forward(function);
+        EXPECT_NE(node_of(y).find("QuantisedLinear"), std::string::npos);
+        y.to(at::kFloat).square().sum().backward();
+        found.push_back(y.detach());
+        found.push_back(transposed ? w.grad().t() : w.grad());
+      };
+      const at::Tensor in_by_out = transposed ? w : w.t();
+      add([&] { return at::addmm(bias, x, in_by_out); });
+      add([&] { return at::linear(x, transposed ? w.t() : w, bias); });
+      add([&] { return at::mm(x, in_by_out); });
+      return found;
+    };
+    const auto as_linear = outputs(false), as_gpt2 = outputs(true);
+    EXPECT_TRUE(at::equal(as_linear[0], as_linear[2])) << precision.name();
+    // Stochastic rounding takes new bits at each call.
+    const bool repeats = !precision.recipe->weight_grad.left.stochastic;
+    if (repeats) {
+      EXPECT_TRUE(at::equal(as_linear[1], as_linear[3])) << precision.name();
+    }
+    for (std::size_t i = 0; i < as_linear.size(); ++i) {
+      // A weight of the other layout has its blocks elsewhere only where they are not square, and its sums in
+      // another order: one unit of BF16.
+      const double scale = as_linear[i].abs().max().item<double>();
+      const bool is_grad = i % 2;
+      if (is_grad && !repeats) continue;
+      EXPECT_LE((as_linear[i].to(at::kFloat) - as_gpt2[i].to(at::kFloat)).abs().max().item<double>(),
+                scale * 0x1p-7)
+          << precision.name() << " " << i;
+    }
+  }
+}
+
+/// y, dx and dw of a linear layer in FP64, from operands that the recipe has quantised.
+TEST(Recipes, ForwardAndBackwardAreTheProductsOfTheRecipe) {
+  at::manual_seed(3);
+  const at::Tensor weight = at::randn({48, 64}) * 0.1, x0 = at::randn({40, 64}),
+                   g = at::randn({40, 48}) * 1e-3;
+  for (Precision precision : all_precisions()) {
+    const Recipe& recipe = *precision.recipe;
+    if (recipe.weight_grad.left.stochastic) continue;  // tests/quant/quantised_test.cpp has its mean
+    precision.quantise("w");
+    const at::Tensor w = weight.clone().requires_grad_();
+    MixedPrecision mp(precision, std::vector<NamedParameter>{{"w", w}}, {.autocast = kAnyMachine});
+    const at::Tensor x = x0.to(at::kBFloat16).requires_grad_();
+    const at::Tensor y = mp.forward([&] { return at::linear(x, w); });
+    const at::Tensor dy = g.to(at::kBFloat16);
+    y.backward(dy);
+    QuantiseCounts counts;
+    const auto values = [&](const at::Tensor& matrix, const OperandRule& rule, bool over_rows) {
+      return decoded(quantised(matrix.detach(), {.rule = rule, .sums_over_rows = over_rows}, counts))
+          .to(at::kDouble);
+    };
+    const auto expect_near = [&](const at::Tensor& found, const at::Tensor& a, const at::Tensor& b,
+                                 const char* what) {
+      const at::Tensor expected = a.mm(b);
+      // FP32 sums, a decoded scale that was rounded once per operand, the output rounded to BF16.
+      const at::Tensor bound = a.abs().mm(b.abs()) * ((static_cast<double>(a.size(1)) + 5) * 0x1p-24) +
+                               expected.abs() * (0x1p-8 * (1 + 0x1p-8));
+      EXPECT_LE(((found.to(at::kDouble) - expected).abs() / (bound + 1e-30)).max().item<double>(), 1)
+          << recipe.name << " " << what;
+    };
+    expect_near(y.detach(), values(x, recipe.forward.left, false), values(w, recipe.forward.right, false).t(),
+                "y");
+    expect_near(x.grad(), values(dy, recipe.input_grad.left, false), values(w, recipe.input_grad.right, true),
+                "dx");
+    expect_near(w.grad(), values(dy, recipe.weight_grad.left, true).t(),
+                values(x, recipe.weight_grad.right, true), "dw");
+  }
+}
+
+TEST(Recipes, AWeightGradientMayStayInHighPrecision) {
+  at::manual_seed(3);
+  auto precision = Precision::fp8_rowwise();
+  precision.recipe->weight_grad.quantised = false;
+  precision.quantise("w");
+  const at::Tensor w = at::randn({48, 64}).requires_grad_();
+  MixedPrecision mp(precision, std::vector<NamedParameter>{{"w", w}}, {.autocast = kAnyMachine});
+  const at::Tensor x = at::randn({40, 64}).to(at::kBFloat16), dy = at::randn({40, 48}).to(at::kBFloat16);
+  mp.forward([&] { return at::linear(x, w); }).backward(dy);
+  EXPECT_TRUE(at::equal(w.grad(), at::mm(dy.t(), x)));
+}
+
+/// Bytes that are alive because of what this thread did since it was constructed.
+struct LiveBytes : c10::MemoryReportingInfoBase {
+  std::int64_t live = 0;
+  void reportMemoryUsage(void*, std::int64_t bytes, size_t, size_t, c10::Device) override { live += bytes; }
+  bool memoryProfilingEnabled() const override { return true; }
+};
+
+TEST(Recipes, KeepAtMost55PercentOfTheBytesOfABf16LinearForBackward) {
+  const at::Tensor x = at::randn({512, 256}).to(at::kBFloat16);
+  for (const Precision& precision : all_precisions()) {
+    auto chosen = precision;
+    chosen.quantise("w");
+    const at::Tensor w = at::randn({256, 256}).requires_grad_();
+    MixedPrecision mp(chosen, std::vector<NamedParameter>{{"w", w}}, {.autocast = kAnyMachine});
+    const auto report = std::make_shared<LiveBytes>();
+    const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, report);
+    const at::Tensor y = mp.forward([&] { return at::linear(x, w); });
+    // A BF16 linear keeps x, which is nobody else's where it was computed.
+    const double kept = static_cast<double>(report->live) - static_cast<double>(y.nbytes());
+    EXPECT_GT(kept, 0.49 * static_cast<double>(x.nbytes())) << precision.name();
+    EXPECT_LE(kept, 0.55 * static_cast<double>(x.nbytes())) << precision.name();
+  }
+}
+
+TEST(Histories, TakeTheLargestOfEachCleanStepAndNothingElse) {
+  Loop loop(Precision::fp8_delayed());
+  EXPECT_TRUE(history(loop.mp, "input", "middle.weight").empty());
+  const float before = loop.model->other->weight.detach().abs().max().item<float>();
+  EXPECT_TRUE(loop.step(batch(0)));
+  ASSERT_EQ(history(loop.mp, "weight", "other.weight"), (std::vector<float>{before}));
+  EXPECT_EQ(history(loop.mp, "input", "middle.weight").size(), 1u);
+  EXPECT_EQ(history(loop.mp, "grad", "middle.weight").size(), 1u);
+  {  // An evaluation leaves no trace.
+    const torch::NoGradGuard no_grad;
+    loop.mp.forward([&] { return loop.model->forward(batch(1) * 1000); });
+  }
+  EXPECT_TRUE(loop.step(batch(1)));
+  const auto inputs = history(loop.mp, "input", "middle.weight");
+  ASSERT_EQ(inputs.size(), 2u);
+  EXPECT_LT(inputs[1], 10 * inputs[0]);
+  // Nor does a skipped step, or one that was dropped.
+  at::Tensor bad = batch(2);
+  bad[3][4] = kInf;
+  EXPECT_FALSE(loop.step(bad));
+  EXPECT_EQ(history(loop.mp, "input", "middle.weight"), inputs);
+  loop.mp.backward(
+      loop.mp.forward([&] { return loop.model->forward(batch(3) * 1000).to(at::kFloat).sum(); }));
+  loop.mp.zero_grad();
+  EXPECT_TRUE(loop.step(batch(4)));
+  EXPECT_LT(history(loop.mp, "input", "middle.weight")[2], 10 * inputs[0]);
+}
+
+TEST(Histories, WrapAroundAndGiveTheScaleByMaxOrMostRecent) {
+  for (const std::int64_t length : {std::int64_t{1}, std::int64_t{3}, std::int64_t{31}})
+    for (const auto take : {DelayedScaling::Take::Max, DelayedScaling::Take::MostRecent}) {
+      auto precision = Precision::fp8_delayed();
+      precision.recipe->delayed = {.history = length, .take = take};
+      precision.quantise("w");
+      const at::Tensor w = at::ones({16, 16}).requires_grad_();
+      MixedPrecision mp(precision, std::vector<NamedParameter>{{"w", w}}, {.autocast = kAnyMachine});
+      SGD optimizer(mp.params(), {.lr = 0});
+      std::vector<float> seen;
+      for (int step = 0; step < 40; ++step) {
+        const float size = static_cast<float>(1 + (step * 7) % 11);
+        const at::Tensor x = at::full({4, 16}, size);
+        const std::vector<float> past = history(mp, "input", "w");
+        EXPECT_EQ(past, seen);
+        mp.backward(mp.forward([&] { return at::linear(x, w).to(at::kFloat).mean(); }));
+        const auto grads = mp.inspect_grads();
+        EXPECT_TRUE(optimizer.step(grads.clipped_to(1.0)).stepped());
+        mp.advance(grads);
+        optimizer.zero_grad();
+        seen.push_back(size);
+        if (seen.size() > static_cast<std::size_t>(length)) seen.erase(seen.begin());
+      }
+    }
+}
+
+TEST(Histories, ACheckpointedRegionCountsOnceAndHasTheSameGradients) {
+  const auto run = [](bool checkpointed) {
+    Loop loop(Precision::fp8_delayed());
+    for (int step = 0; step < 3; ++step) {
+      const at::Tensor x = batch(step);
+      const at::Tensor loss = loop.mp.forward([&] {
+        const at::Tensor h = at::gelu(loop.model->first(x));
+        const auto region = [&](const at::Tensor& in) {
+          return loop.model->other(at::gelu(loop.model->middle(in)));
+        };
+        return loop.model->last(checkpointed ? checkpoint_activations(region, h) : region(h))
+            .to(at::kFloat)
+            .square()
+            .mean();
+      });
+      loop.mp.backward(loss);
+      loop.finish();
+    }
+    return loop.mp.state_dict();
+  };
+  const StateDict plain = run(false), checkpointed = run(true);
+  for (const auto& [name, value] : plain)
+    if (const auto* tensor = std::get_if<at::Tensor>(&value)) {
+      EXPECT_TRUE(at::equal(*tensor, checkpointed.tensor(name))) << name;
+    }
+}
+
+TEST(Histories, MicroBatchesAndTwoForwardsAreOneStep) {
+  Loop loop(Precision::fp8_delayed(), Accumulation::Fp32);
+  float largest = 0;
+  for (int micro = 0; micro < 3; ++micro) {
+    const at::Tensor x = batch(micro) * (micro == 1 ? 5 : 1);
+    const at::Tensor h = loop.mp.forward([&] { return at::gelu(loop.model->first(x)); });
+    largest = std::max(largest, h.detach().abs().max().item<float>());
+    loop.mp.backward(
+        loop.mp.forward([&] { return loop.model->forward(x).to(at::kFloat).square().mean() / 3; }));
+  }
+  loop.finish();
+  EXPECT_EQ(history(loop.mp, "input", "middle.weight"), (std::vector<float>{largest}));
+}
+
+TEST(Recipes, AValueThatIsNotFiniteSkipsTheStepWhereverItAppears) {
+  for (const Precision& precision : all_precisions())
+    for (const float bad : {kInf, -kInf, std::numeric_limits<float>::quiet_NaN()}) {
+      Loop loop(precision);
+      EXPECT_TRUE(loop.step(batch(0)));
+      const auto weights = at::cat(
+          {loop.model->middle->weight.detach().flatten(), loop.model->other->weight.detach().flatten()});
+      at::Tensor x = batch(1);
+      x[2][3] = bad;  // the input of every layer
+      EXPECT_FALSE(loop.step(x)) << precision.name() << " input " << bad;
+      // A gradient.
+      const at::Tensor y = loop.mp.forward([&] { return loop.model->forward(batch(2)); });
+      const at::Tensor loss = y.to(at::kFloat).square().mean();
+      y.register_hook([&](const at::Tensor& grad) {
+        at::Tensor other = grad.clone();
+        other[1][1] = bad;
+        return other;
+      });
+      loop.mp.backward(loss);
+      EXPECT_FALSE(loop.finish()) << precision.name() << " gradient " << bad;
+      EXPECT_TRUE(at::equal(weights, at::cat({loop.model->middle->weight.detach().flatten(),
+                                              loop.model->other->weight.detach().flatten()})));
+      EXPECT_TRUE(loop.step(batch(3))) << precision.name();
+    }
+}
+
+TEST(Recipes, ATensorOfZerosIsZero) {
+  for (const Precision& precision : all_precisions()) {
+    auto chosen = precision;
+    chosen.quantise("w");
+    const at::Tensor w = at::randn({32, 32}).requires_grad_();
+    MixedPrecision mp(chosen, std::vector<NamedParameter>{{"w", w}}, {.autocast = kAnyMachine});
+    const at::Tensor y = mp.forward([&] { return at::linear(at::zeros({8, 32}), w); });
+    EXPECT_TRUE((y == 0).all().item<bool>()) << precision.name();
+    y.backward(at::zeros_like(y));
+    EXPECT_TRUE((w.grad() == 0).all().item<bool>()) << precision.name();
+  }
+}
+
+TEST(Recipes, AResumedRunIsTheUninterruptedOne) {
+  for (const Precision& precision : all_precisions()) {
+    Loop whole(precision), first(precision);
+    for (int step = 0; step < 6; ++step) whole.step(batch(step));
+    for (int step = 0; step < 3; ++step) first.step(batch(step));
+    const StateDict model = first.mp.state_dict(), optimizer = first.optimizer.state_dict();
+    Loop second(precision);
+    second.mp.load_state_dict(model);
+    second.optimizer.load_state_dict(optimizer);
+    for (int step = 3; step < 6; ++step) second.step(batch(step));
+    const StateDict a = whole.mp.state_dict(), b = second.mp.state_dict();
+    for (const auto& [name, value] : a)
+      if (const auto* tensor = std::get_if<at::Tensor>(&value)) {
+        EXPECT_TRUE(at::equal(*tensor, b.tensor(name))) << precision.name() << " " << name;
+      }
+  }
+}
+
+TEST(Recipes, TrainALayerThatIsUsedTwiceAndOneThatIsNeverUsed) {
+  for (const Precision& precision : all_precisions()) {
+    const auto model = make_mlp();
+    auto mp = take_in(precision, *model);
+    AdamW optimizer(mp.params(), {.lr = 1e-2});
+    for (int step = 0; step < 3; ++step) {
+      const at::Tensor x = batch(step);
+      mp.backward(mp.forward([&] {
+        at::Tensor h = at::gelu(model->first(x));
+        for (int use = 0; use < 2; ++use) h = at::gelu(model->middle(h));
+        return model->last(h).to(at::kFloat).square().mean();
+      }));
+      const auto grads = mp.inspect_grads();
+      EXPECT_TRUE(optimizer.step(grads.clipped_to(1.0)).stepped());
+      mp.advance(grads);
+      optimizer.zero_grad();
+    }
+    EXPECT_EQ(mp.quantised_uses("middle.weight"), 6);
+    EXPECT_EQ(mp.quantised_uses("other.weight"), 0);
+  }
+}
+
+TEST(Recipes, SizesThatDoNotFitAreRefusedAsLibTorchRefusesThem) {
+  auto precision = Precision::fp8_current();
+  precision.quantise("w");
+  const at::Tensor w = at::randn({32, 16}).requires_grad_();
+  MixedPrecision mp(precision, std::vector<NamedParameter>{{"w", w}}, {.autocast = kAnyMachine});
+  const auto in_scope = [&](auto function) { return mp.forward(function); };
+  EXPECT_THROW(in_scope([&] { return at::linear(at::randn({4, 15}), w); }), c10::Error);
+  EXPECT_THROW(in_scope([&] { return at::linear(at::randn({4, 16}), w, at::randn({31})); }), c10::Error);
+  EXPECT_THROW(in_scope([&] { return at::mm(at::randn({16}), w.t()); }), c10::Error);
+  EXPECT_EQ(in_scope([&] { return at::linear(at::randn({16}), w); }).sizes(),
+            (std::vector<std::int64_t>{32}));
+  EXPECT_EQ(in_scope([&] { return at::linear(at::randn({2, 3, 16}), w); }).sizes(),
+            (std::vector<std::int64_t>{2, 3, 32}));
+  EXPECT_EQ(in_scope([&] { return at::linear(at::randn({0, 16}), w); }).sizes(),
+            (std::vector<std::int64_t>{0, 32}));
+}
+
+TEST(Recipes, AnInputOfThreeDimensionsIsRowsOfTwo) {
+  for (const Precision& precision : all_precisions())
+    for (const bool with_bias : {false, true}) {
+      auto chosen = precision;
+      chosen.quantise("*weight");
+      const auto run = [&](bool three) {
+        at::manual_seed(8);
+        torch::nn::Linear linear(torch::nn::LinearOptions(32, 48).bias(with_bias));
+        auto mp = MixedPrecision(chosen, linear, {.autocast = kAnyMachine});
+        const at::Tensor x = at::randn({6, 5, 32}).to(at::kBFloat16).requires_grad_();
+        const at::Tensor y = mp.forward([&] { return linear(three ? x : x.view({30, 32})); });
+        y.backward(at::ones_like(y));
+        return std::vector<at::Tensor>{y.detach().view({30, 48}), x.grad(), linear->weight.grad()};
+      };
+      const auto two = run(false), three = run(true);
+      for (std::size_t i = with_bias ? 1 : 0; i < two.size(); ++i)
+        EXPECT_TRUE(at::equal(two[i], three[i])) << precision.name() << " " << i;
+      // With three dimensions torch::nn::Linear adds its bias, below 0.18, in place to an output that is
+      // rounded already: 2^-8 of what stood there and 2^-8 of the sum, twice.
+      const at::Tensor bound = (two[0].to(at::kFloat).abs() + 0.18) * (2 * 0x1p-8);
+      EXPECT_TRUE(((two[0] - three[0]).to(at::kFloat).abs() <= bound).all().item<bool>()) << precision.name();
+    }
+}
+
+TEST(Recipes, HaveNoSecondDerivativeAndSaySo) {
+  auto precision = Precision::mxfp8();
+  precision.quantise("w");
+  const at::Tensor w = at::randn({32, 16}).requires_grad_();
+  MixedPrecision mp(precision, std::vector<NamedParameter>{{"w", w}}, {.autocast = kAnyMachine});
+  const at::Tensor y = mp.forward([&] { return at::linear(at::randn({4, 16}), w); });
+  EXPECT_THROW(
+      torch::autograd::grad({y.to(at::kFloat).sum()}, {w}, {}, /*retain_graph=*/true, /*create_graph=*/true),
+      Error);
+}
+
+TEST(Recipes, AreRefusedWhereTheyDoNotFit) {
+  const auto model = make_mlp();
+  auto fp32 = Precision::fp32();
+  fp32.recipe = Recipe::mxfp8();
+  EXPECT_THROW(take_in(fp32, *model), Error);
+  auto no_recipe = Precision::bf16();
+  no_recipe.keep_high("*");
+  EXPECT_THROW(take_in(no_recipe, *model), Error);
+  auto odd = Precision::nvfp4();
+  odd.recipe->weight_grad.left.hadamard = false;
+  EXPECT_THROW(take_in(odd, *model), Error);
+  auto hidden = Precision::nvfp4();
+  hidden.recipe->forward.left.scale = ScaleRule::PowerOfTwo;
+  EXPECT_THROW(take_in(hidden, *model), Error);
+  auto mixed = Precision::fp8_delayed();
+  mixed.recipe->forward.left.block_along = 32;
+  EXPECT_THROW(take_in(mixed, *model), Error);
+  auto saved = take_in(Precision::mxfp8(), *model).state_dict();
+  const auto other = make_mlp();
+  EXPECT_THROW(take_in(Precision::fp8_current(), *other).load_state_dict(saved), Error);
+}
+
+}  // namespace
+}  // namespace halfstep::testing
