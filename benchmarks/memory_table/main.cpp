@@ -1,9 +1,11 @@
 // memory_table: bytes a parameter, and the peak of a whole training step, by scheme, on two GPTs.
 //
-//   memory_table [--json]
+//   memory_table [--model gpt_30m] [--json]
 //
 // Counted by Halfstep's allocator: every CPU tensor that LibTorch allocates, FP32 training by LibTorch alone
-// included. Each scheme runs in a process of its own. Exits with 1 when a figure misses its goal.
+// included. Each scheme runs in a process of its own. Exits with 1 when a figure misses its goal. Peaks have
+// goals where BF16 is native: without its instructions LibTorch makes an FP32 result of every product first.
+#include <halfstep/autocast.h>
 #include <halfstep/error.h>
 
 #include <CLI/CLI.hpp>
@@ -64,12 +66,13 @@ int run_child(const std::string& model, const std::string& scheme, int threads) 
   return 0;
 }
 
-/// By model, then by scheme.
-Json measure_all(int threads) {
+/// By model, then by scheme; every model when none is named.
+Json measure_all(const std::string& only, int threads) {
   std::vector<Arguments> jobs;
   std::vector<std::pair<std::string, std::string>> names;
   for (const auto& model : memory_cases())
     for (const auto& scheme : memory_schemes()) {
+      if (!only.empty() && model.name != only) continue;
       names.emplace_back(model.name, scheme.name);
       jobs.push_back({"--model", model.name, "--scheme", scheme.name, "--threads", std::to_string(threads)});
     }
@@ -102,14 +105,14 @@ void print_table(const Json& found) {
 }
 
 /// One line for each goal that is missed.
-std::vector<std::string> shortfalls(const Json& found) {
+std::vector<std::string> shortfalls(const Json& found, bool judge_peaks) {
   std::vector<std::string> lines;
-  const double bytes = found["gpt2_124m"]["bf16_8bit_moments"]["bytes_per_parameter"];
-  if (bytes > kMostBytesWith8BitMoments)
-    lines.push_back(halfstep::detail::concat("8-bit moments: ", bytes, " bytes a parameter, at most ",
-                                             kMostBytesWith8BitMoments));
-  // A split master is 2 bytes and FP32 moments are 8, of what is trained; frozen parameters have neither.
   for (const auto& [model, schemes] : found.items()) {
+    const double bytes = schemes["bf16_8bit_moments"]["bytes_per_parameter"];
+    if (bytes > kMostBytesWith8BitMoments)
+      lines.push_back(halfstep::detail::concat(model, ", 8-bit moments: ", bytes,
+                                               " bytes a parameter, at most ", kMostBytesWith8BitMoments));
+    // A split master is 2 bytes and FP32 moments are 8, of what is trained; frozen parameters have neither.
     const Json& row = schemes["bf16_last_block_only"];
     const int64_t trained = row["trained"], master = row["after_backward"]["master"],
                   moments = row["after_backward"]["moments"];
@@ -119,6 +122,7 @@ std::vector<std::string> shortfalls(const Json& found) {
                                                moments, " of moments"));
   }
   for (const PeakGoal& goal : kPeakGoals) {
+    if (!judge_peaks || !found.contains(goal.model)) continue;
     const double ratio = found[goal.model][goal.scheme]["peak_ratio"];
     if (ratio > goal.ratio)
       lines.push_back(halfstep::detail::concat(goal.model, ", ", goal.scheme, ": peak ", ratio,
@@ -134,19 +138,27 @@ int run(int argc, char** argv) {
   std::string model, scheme;
   app.add_flag("--json", as_json, "Print every count as JSON");
   app.add_option("--threads", threads, "Threads of LibTorch")->check(CLI::Range(1, 1024));
-  app.add_option("--model", model, "With --scheme: only this one, here and now");
-  app.add_option("--scheme", scheme)->needs("--model");
+  app.add_option("--model", model, "Only this one");
+  app.add_option("--scheme", scheme, "With --model: only this one, here and now")->needs("--model");
   CLI11_PARSE(app, argc, argv);
   if (!scheme.empty()) return run_child(model, scheme, threads);
 
-  const Json found = measure_all(threads);
-  const auto missed = shortfalls(found);
+  const Json found = measure_all(model.empty() ? model : named(memory_cases(), model).name, threads);
+  const auto bf16 = halfstep::precision_support(at::kBFloat16);
+  const bool native = bf16.support == halfstep::Support::Native;
+  const auto missed = shortfalls(found, native);
   if (as_json) {
-    const Json json{{"models", found}, {"shortfalls", missed}, {"good", missed.empty()}};
+    const Json json{
+        {"models", found}, {"peaks_judged", native}, {"shortfalls", missed}, {"good", missed.empty()}};
     std::printf("%s\n", json.dump(2).c_str());
   } else {
     print_table(found);
     for (const auto& line : missed) std::printf("SHORT: %s\n", line.c_str());
+    if (!native)
+      std::printf(
+          "Peaks are not judged: BF16 is emulated here (%s), and an FP32 result of each product is among "
+          "them.\n",
+          bf16.reason.c_str());
   }
   return missed.empty() ? 0 : 1;
 }

@@ -109,10 +109,16 @@ struct QuantiseRows {
   // magnitudes[i] = max(magnitudes[i], |values[i]|), as FP32 bits: a NaN is the largest.
   void (*raise[2])(const void* values, std::uint32_t* magnitudes, std::size_t count);
   std::uint32_t (*largest[2])(const void* values, std::size_t count);
+  // found[b] of the values from b * width on.
+  void (*largest_of_blocks[2])(const void* values, std::size_t width, std::size_t blocks,
+                               std::uint32_t* found);
+  // factors[b * width ...] = of_blocks[b], width times.
+  void (*spread)(const float* of_blocks, std::size_t width, std::size_t blocks, float* factors);
   struct OfFormat {
     // codes[i] of values[i] * factors[i]. Adds to counts: how many were held at max, how many became 0.
     void (*encode[2])(const void* values, const float* factors, std::uint8_t* codes, std::size_t count,
                       std::uint32_t* counts);
+    decltype(encode) encode_finite;  // where every value is finite
     void (*decode[2])(const std::uint8_t* codes, const float* factors, void* output, std::size_t count);
   };
   OfFormat of_format[3];  // E4M3, E5M2, E2M1

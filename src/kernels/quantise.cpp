@@ -15,6 +15,7 @@ namespace {
 
 // Columns that are worked on at a time: their values, factors and magnitudes stay in the first cache.
 constexpr std::size_t kChunk = 1024;
+constexpr std::size_t kCacheLine = 64;
 
 // Below it max / amax would not be a number; as torchao has it.
 constexpr double kLeastAmax = 1e-12;
@@ -25,6 +26,8 @@ constexpr float kE2m1Max = static_cast<float>(traits(Format::E2M1).max);
 constexpr float kE4m3Max = static_cast<float>(traits(Format::E4M3).max);
 constexpr float kE4m3MinNormal = static_cast<float>(traits(Format::E4M3).min_normal);
 
+constexpr std::uint32_t kE4m3Nan = traits(Format::E4M3).nan_code;
+constexpr unsigned kE4m3Bias = traits(Format::E4M3).bias;
 constexpr std::uint32_t kE8m0Nan = 255;
 
 int input_index(Format format) {
@@ -75,27 +78,89 @@ void store_scale(void* scales, ScaleRule rule, std::size_t block, const BlockSca
     static_cast<float*>(scales)[block] = std::bit_cast<float>(scale.stored);
 }
 
+/// Scales from magnitudes, with what they need to know of the format at hand.
+class BlockScaler {
+ public:
+  BlockScaler(Format codes, ScaleRule rule, float tensor_scale)
+      : rule_(rule),
+        max_(traits(codes).max),
+        largest_exponent_(largest_exponent(codes)),
+        tensor_scale_(tensor_scale),
+        tensor_encode_(1 / tensor_scale) {}
+
+  BlockScale of(std::uint32_t magnitude) const {
+    const bool finite = magnitude < kFp32Inf;
+    const float amax = std::bit_cast<float>(magnitude);
+    switch (rule_) {
+      case ScaleRule::Fp32:
+      case ScaleRule::PowerOfTwo: {
+        // What is not finite keeps a code of its own; its neighbours keep theirs.
+        if (!finite) return of_float(1);
+        const auto scale = static_cast<float>(max_ / std::max(double{amax}, kLeastAmax));
+        if (rule_ == ScaleRule::Fp32) return of_float(scale);
+        return of_float(std::bit_cast<float>(std::bit_cast<std::uint32_t>(scale) & kFp32Inf));
+      }
+      case ScaleRule::Unscaled:
+        return of_float(1);
+      case ScaleRule::E8m0Floor:
+        if (!finite) return of_e8m0(kE8m0Nan);
+        return of_e8m0(
+            static_cast<std::uint32_t>(std::max(static_cast<int>(magnitude >> 23) - largest_exponent_, 0)));
+      case ScaleRule::E8m0Ceil:
+        if (!finite) return of_e8m0(kE8m0Nan);
+        return of_e8m0(e8m0_ceil(amax / static_cast<float>(max_)));
+      case ScaleRule::E4m3: {
+        if (!finite) return {1, std::bit_cast<float>(kFp32QuietNan), kE4m3Nan};
+        // Between min_normal and max, where rounding to nearest even is that of a whole number of 20 bits
+        // fewer.
+        const float wanted = std::clamp(amax / kE2m1Max / tensor_scale_, kE4m3MinNormal, kE4m3Max);
+        const auto bits = std::bit_cast<std::uint32_t>(wanted);
+        const std::uint32_t rounded = (bits + 0x7ffff + ((bits >> 20) & 1)) >> 20;
+        const auto scale = std::bit_cast<float>(rounded << 20);
+        return {tensor_encode_ / scale, scale, rounded - ((127u - kE4m3Bias) << 3)};
+      }
+    }
+    HALFSTEP_BUG("unknown ScaleRule ", static_cast<int>(rule_));
+  }
+
+ private:
+  ScaleRule rule_;
+  double max_;
+  int largest_exponent_;
+  float tensor_scale_, tensor_encode_;
+};
+
 std::size_t blocks_across(std::size_t columns, const BlockShape& block) {
   return (columns + block.columns - 1) / block.columns;
 }
 
-/// One row, or a part of it: codes of values * factors.
+/// One row, or a part of it: codes of values * factors. `largest` is at least the largest magnitude in it.
 class RowEncoder {
  public:
   RowEncoder(const QuantiseInput& input, Format codes_format, std::uint8_t* codes,
              const StochasticStream* stochastic, const KernelTable& table)
-      : input_(input), format_(codes_format), codes_(codes), stochastic_(stochastic), table_(table) {}
+      : input_(input),
+        format_(codes_format),
+        codes_(codes),
+        stochastic_(stochastic),
+        table_(table),
+        rows_(rows_of(table, codes_format)) {}
 
   void run(std::size_t row, std::size_t column, const float* factors, std::size_t count,
-           QuantiseCounts& counts) {
+           std::uint32_t largest, QuantiseCounts& counts) {
     const std::size_t element = row * input_.columns + column;
     const void* values = at_value(input_, row, column);
     std::uint32_t found[2] = {};
+    // What comes next, fetched while these are computed: looking for its largest is too short a work to hide
+    // the wait.
+    const std::size_t bytes = count * (input_.format == Format::FP32 ? 4 : 2);
+    for (std::size_t offset = bytes; offset < 2 * bytes; offset += kCacheLine)
+      __builtin_prefetch(static_cast<const char*>(values) + offset);
     if (stochastic_) {
       run_stochastic(values, factors, element, count, found);
     } else {
-      rows_of(table_, format_)
-          .encode[input_index(input_.format)](values, factors, codes_ + element, count, found);
+      const auto& encode = largest < kFp32Inf ? rows_.encode_finite : rows_.encode;
+      encode[input_index(input_.format)](values, factors, codes_ + element, count, found);
     }
     counts.saturated += found[0];
     counts.vanished += found[1];
@@ -123,6 +188,7 @@ class RowEncoder {
   std::uint8_t* codes_;
   const StochasticStream* stochastic_;
   const KernelTable& table_;
+  const QuantiseRows::OfFormat& rows_;
 };
 
 /// Blocks that are wider than a chunk, one after the other.
@@ -130,20 +196,54 @@ void quantise_wide_blocks(const QuantiseInput& input, const QuantiseRule& rule, 
                           RowEncoder& encoder, void* scales, QuantiseCounts& counts,
                           const KernelTable& table) {
   alignas(64) float factors[kChunk];
+  const BlockScaler scaler(rule.codes, rule.scale, rule.tensor_scale);
   const std::size_t end = band.first_column + band.columns;
   for (std::size_t column = band.first_column; column < end; column += rule.block.columns) {
     const Rectangle block{band.first_row, band.rows, column, std::min(rule.block.columns, end - column)};
     const std::uint32_t magnitude = largest_magnitude(input, block, table);
     counts.largest = std::max(counts.largest, magnitude);
-    const BlockScale scale = block_scale(magnitude, rule.codes, rule.scale, rule.tensor_scale);
+    const BlockScale scale = scaler.of(magnitude);
     const std::size_t index = block.first_row / rule.block.rows * blocks_across(input.columns, rule.block) +
                               column / rule.block.columns;
     store_scale(scales, rule.scale, index, scale);
     std::fill_n(factors, kChunk, scale.encode);
     for (std::size_t row = block.first_row; row < block.first_row + block.rows; ++row)
       for (std::size_t begin = 0; begin < block.columns; begin += kChunk)
-        encoder.run(row, column + begin, factors, std::min(kChunk, block.columns - begin), counts);
+        encoder.run(row, column + begin, factors, std::min(kChunk, block.columns - begin), magnitude, counts);
   }
+}
+
+/// The largest magnitude of each block that lies side by side in a part of a band, all of them in `found`.
+void find_largest(const QuantiseInput& input, std::size_t width, const Rectangle& part, std::uint32_t* found,
+                  const KernelTable& table) {
+  alignas(64) std::uint32_t magnitudes[kChunk];
+  const void* values = at_value(input, part.first_row, part.first_column);
+  int index = input_index(input.format);
+  std::size_t value_bytes = input.format == Format::FP32 ? 4 : 2;
+  if (part.rows > 1) {
+    // One row of magnitudes stands for all. Without a sign they are FP32 numbers themselves.
+    std::uint32_t* raised = width == 1 ? found : magnitudes;
+    std::fill_n(raised, part.columns, 0u);
+    for (std::size_t row = part.first_row; row < part.first_row + part.rows; ++row)
+      table.quantise->raise[index](at_value(input, row, part.first_column), raised, part.columns);
+    if (width == 1) return;
+    values = magnitudes;
+    index = 0;
+    value_bytes = 4;
+  }
+  const std::size_t whole = part.columns / width, rest = part.columns % width;
+  table.quantise->largest_of_blocks[index](values, width, whole, found);
+  if (rest > 0)
+    found[whole] =
+        table.quantise->largest[index](static_cast<const char*>(values) + whole * width * value_bytes, rest);
+}
+
+/// factors[i] of the block that column i lies in; the last block may be smaller than the others.
+void spread(const float* of_blocks, std::size_t width, float* factors, std::size_t count,
+            const KernelTable& table) {
+  const std::size_t whole = count / width;
+  table.quantise->spread(of_blocks, width, whole, factors);
+  if (count % width > 0) std::fill(factors + whole * width, factors + count, of_blocks[whole]);
 }
 
 /// As many blocks side by side as a chunk holds.
@@ -151,28 +251,26 @@ void quantise_narrow_blocks(const QuantiseInput& input, const QuantiseRule& rule
                             RowEncoder& encoder, void* scales, QuantiseCounts& counts,
                             const KernelTable& table) {
   alignas(64) std::uint32_t magnitudes[kChunk];
-  alignas(64) float factors[kChunk];
-  const auto raise = table.quantise->raise[input_index(input.format)];
+  alignas(64) float encodes[kChunk], factors[kChunk];
+  const BlockScaler scaler(rule.codes, rule.scale, rule.tensor_scale);
   const std::size_t width = rule.block.columns;
   const std::size_t step = kChunk / width * width, end = band.first_column + band.columns;
   for (std::size_t first = band.first_column; first < end; first += step) {
-    const std::size_t count = std::min(step, end - first);
-    std::fill_n(magnitudes, count, 0u);
-    for (std::size_t row = band.first_row; row < band.first_row + band.rows; ++row)
-      raise(at_value(input, row, first), magnitudes, count);
-    std::size_t index =
+    const std::size_t count = std::min(step, end - first), blocks = (count + width - 1) / width;
+    find_largest(input, width, {band.first_row, band.rows, first, count}, magnitudes, table);
+    const std::size_t index =
         band.first_row / rule.block.rows * blocks_across(input.columns, rule.block) + first / width;
-    for (std::size_t begin = 0; begin < count; begin += width, ++index) {
-      const std::size_t block_end = std::min(begin + width, count);
-      std::uint32_t magnitude = 0;
-      for (std::size_t i = begin; i < block_end; ++i) magnitude = std::max(magnitude, magnitudes[i]);
-      counts.largest = std::max(counts.largest, magnitude);
-      const BlockScale scale = block_scale(magnitude, rule.codes, rule.scale, rule.tensor_scale);
-      store_scale(scales, rule.scale, index, scale);
-      std::fill(factors + begin, factors + block_end, scale.encode);
+    std::uint32_t largest = 0;
+    for (std::size_t block = 0; block < blocks; ++block) {
+      largest = std::max(largest, magnitudes[block]);
+      const BlockScale scale = scaler.of(magnitudes[block]);
+      store_scale(scales, rule.scale, index + block, scale);
+      encodes[block] = scale.encode;
     }
+    counts.largest = std::max(counts.largest, largest);
+    if (width > 1) spread(encodes, width, factors, count, table);
     for (std::size_t row = band.first_row; row < band.first_row + band.rows; ++row)
-      encoder.run(row, first, factors, count, counts);
+      encoder.run(row, first, width > 1 ? factors : encodes, count, largest, counts);
   }
 }
 
@@ -183,39 +281,7 @@ std::size_t scale_bytes(ScaleRule rule) {
 }
 
 BlockScale block_scale(std::uint32_t magnitude, Format codes, ScaleRule rule, float tensor_scale) {
-  const bool finite = magnitude < kFp32Inf;
-  const float amax = std::bit_cast<float>(magnitude);
-  switch (rule) {
-    case ScaleRule::Fp32:
-    case ScaleRule::PowerOfTwo: {
-      // What is not finite keeps a code of its own; its neighbours keep theirs.
-      if (!finite) return of_float(1);
-      const auto scale = static_cast<float>(traits(codes).max / std::max(double{amax}, kLeastAmax));
-      if (rule == ScaleRule::Fp32) return of_float(scale);
-      return of_float(std::bit_cast<float>(std::bit_cast<std::uint32_t>(scale) & kFp32Inf));
-    }
-    case ScaleRule::Unscaled:
-      return of_float(1);
-    case ScaleRule::E8m0Floor: {
-      if (!finite) return of_e8m0(kE8m0Nan);
-      return of_e8m0(static_cast<std::uint32_t>(
-          std::max(static_cast<int>(magnitude >> 23) - largest_exponent(codes), 0)));
-    }
-    case ScaleRule::E8m0Ceil:
-      if (!finite) return of_e8m0(kE8m0Nan);
-      return of_e8m0(e8m0_ceil(amax / static_cast<float>(traits(codes).max)));
-    case ScaleRule::E4m3: {
-      if (!finite) return {1, std::bit_cast<float>(kFp32QuietNan), traits(Format::E4M3).nan_code};
-      // Between min_normal and max, where rounding to nearest even is that of a whole number of 20 bits
-      // fewer.
-      const float wanted = std::clamp(amax / kE2m1Max / tensor_scale, kE4m3MinNormal, kE4m3Max);
-      const auto bits = std::bit_cast<std::uint32_t>(wanted);
-      const std::uint32_t rounded = (bits + 0x7ffff + ((bits >> 20) & 1)) >> 20;
-      const auto scale = std::bit_cast<float>(rounded << 20);
-      return {1 / tensor_scale / scale, scale, rounded - ((127u - traits(Format::E4M3).bias) << 3)};
-    }
-  }
-  HALFSTEP_BUG("unknown ScaleRule ", static_cast<int>(rule));
+  return BlockScaler(codes, rule, tensor_scale).of(magnitude);
 }
 
 float decoded_scale(const void* scales, ScaleRule rule, std::size_t block) {
@@ -259,8 +325,9 @@ void quantise_scaled(const QuantiseInput& input, Format codes_format, float enco
   for (std::size_t row = part.first_row; row < part.first_row + part.rows; ++row)
     for (std::size_t begin = 0; begin < part.columns; begin += kChunk) {
       const std::size_t column = part.first_column + begin, count = std::min(kChunk, part.columns - begin);
-      counts.largest = std::max(counts.largest, largest(at_value(input, row, column), count));
-      encoder.run(row, column, factors, count, counts);
+      const std::uint32_t found = largest(at_value(input, row, column), count);
+      counts.largest = std::max(counts.largest, found);
+      encoder.run(row, column, factors, count, found, counts);
     }
 }
 
@@ -277,23 +344,26 @@ void dequantise(const std::uint8_t* codes, const void* scales, const QuantiseRul
                 const KernelTable& table) {
   HALFSTEP_CHECK(part.first_row + part.rows <= rows && part.first_column + part.columns <= columns,
                  "dequantise: the part ends outside the matrix.");
-  alignas(64) float factors[kChunk];
+  alignas(64) float of_blocks[kChunk], factors[kChunk];
   const auto decode = rows_of(table, rule.codes).decode[input_index(output_format)];
+  const std::size_t width = std::max<std::size_t>(1, rule.block.columns);
   const std::size_t output_bytes = output_format == Format::FP32 ? 4 : 2;
   const std::size_t across = blocks_across(columns, rule.block);
-  for (std::size_t begin = 0; begin < part.columns; begin += kChunk) {
-    const std::size_t first = part.first_column + begin, count = std::min(kChunk, part.columns - begin);
+  const std::size_t step = width > kChunk ? kChunk : kChunk / width * width;
+  for (std::size_t begin = 0; begin < part.columns; begin += step) {
+    const std::size_t first = part.first_column + begin, count = std::min(step, part.columns - begin);
     if (!scales) std::fill_n(factors, count, 1.0f);
     std::size_t factors_of_band = rows;  // none yet
     for (std::size_t row = part.first_row; row < part.first_row + part.rows; ++row) {
       const std::size_t band = row / rule.block.rows;
       if (scales && band != factors_of_band) {
-        for (std::size_t i = 0; i < count;) {
-          const std::size_t block = (first + i) / rule.block.columns;
-          const std::size_t block_end = std::min((block + 1) * rule.block.columns - first, count);
-          std::fill(factors + i, factors + block_end,
-                    decoded_scale(scales, rule.scale, band * across + block));
-          i = block_end;
+        const std::size_t index = band * across + first / width;
+        if (width > kChunk) {
+          std::fill_n(factors, count, decoded_scale(scales, rule.scale, index));
+        } else {
+          for (std::size_t block = 0; block * width < count; ++block)
+            of_blocks[block] = decoded_scale(scales, rule.scale, index + block);
+          spread(of_blocks, width, factors, count, table);
         }
         factors_of_band = band;
       }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <bit>
+#include <type_traits>
 
 #include "kernels/cast_constants.h"
 #include "kernels/kernel_table.h"
@@ -15,61 +16,102 @@ inline float loaded(const std::uint16_t* values, std::size_t i) {
   return std::bit_cast<float>(std::uint32_t{values[i]} << 16);
 }
 
+// A BF16 number's magnitude orders as its own 16 bits do: twice as many to a vector.
+inline std::uint32_t magnitude_of(float value) { return std::bit_cast<std::uint32_t>(value) & ~kFp32Sign; }
+inline std::uint16_t magnitude_of(std::uint16_t code) { return static_cast<std::uint16_t>(code & 0x7fff); }
+inline std::uint32_t as_fp32(std::uint32_t magnitude) { return magnitude; }
+inline std::uint32_t as_fp32(std::uint16_t magnitude) { return std::uint32_t{magnitude} << 16; }
+
 template <typename Value>
 void raise(const void* given, std::uint32_t* __restrict magnitudes, std::size_t count) {
   const auto* __restrict values = static_cast<const Value*>(given);
   for (std::size_t i = 0; i < count; ++i) {
-    const std::uint32_t magnitude = std::bit_cast<std::uint32_t>(loaded(values, i)) & ~kFp32Sign;
+    const std::uint32_t magnitude = as_fp32(magnitude_of(values[i]));
     magnitudes[i] = magnitude > magnitudes[i] ? magnitude : magnitudes[i];
   }
 }
 
 template <typename Value>
-std::uint32_t largest(const void* given, std::size_t count) {
-  const auto* __restrict values = static_cast<const Value*>(given);
-  std::uint32_t found = 0;
+inline std::uint32_t largest_of(const Value* __restrict values, std::size_t count) {
+  decltype(magnitude_of(*values)) found = 0;
   for (std::size_t i = 0; i < count; ++i) {
-    const std::uint32_t magnitude = std::bit_cast<std::uint32_t>(loaded(values, i)) & ~kFp32Sign;
+    const auto magnitude = magnitude_of(values[i]);
     found = magnitude > found ? magnitude : found;
   }
-  return found;
+  return as_fp32(found);
 }
 
-/// The code of a product. Where neighbours are as far apart as the smallest code, adding a number whose own
-/// neighbours are that far apart rounds; elsewhere the bits that go are rounded as a whole number.
-template <Format format>
-inline std::uint32_t code_of(float product, std::uint32_t& saturated, std::uint32_t& vanished) {
-  constexpr CastConstants k = cast_constants(format);
-  constexpr int kDropped = 23 - k.mantissa_bits;
-  constexpr std::uint32_t kFirstNormal = k.first_normal << 23;
-  constexpr float kRounding = k.min_subnormal * 0x1p23f;
-  const auto bits = std::bit_cast<std::uint32_t>(product);
-  const std::uint32_t magnitude = bits & ~kFp32Sign;
-  const std::uint32_t normal =
-      ((magnitude + ((1u << (kDropped - 1)) - 1) + ((magnitude >> kDropped) & 1)) >> kDropped) -
-      ((k.first_normal - 1) << k.mantissa_bits);
-  const std::uint32_t subnormal = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + kRounding) -
-                                  std::bit_cast<std::uint32_t>(kRounding);
-  std::uint32_t code = magnitude < kFirstNormal ? subnormal : normal;
-  // One sum each, so that the compiler finds no branch.
-  saturated += (code > k.max_code ? 1u : 0u) - (magnitude >= kFp32Inf ? 1u : 0u);
-  vanished += (code == 0 ? 1u : 0u) - (magnitude == 0 ? 1u : 0u);
-  code = code > k.max_code ? k.max_code : code;
-  // What a format has no code for is held at max: its block's scale tells.
-  constexpr std::uint32_t kInf = k.inf_code < k.nan_code ? k.inf_code : k.nan_code;
-  code = magnitude == kFp32Inf ? kInf : code;
-  code = magnitude > kFp32Inf ? k.nan_code : code;
-  return code | ((bits >> 31) << k.sign_position);
+template <typename Value>
+std::uint32_t largest(const void* given, std::size_t count) {
+  return largest_of(static_cast<const Value*>(given), count);
 }
 
-template <Format format, typename Value>
+/// work(width) with a width that the compiler knows where it is one of the recipes'.
+template <typename Work>
+inline void with_known_width(std::size_t width, const Work& work) {
+  if (width == 16) return work(std::integral_constant<std::size_t, 16>());
+  if (width == 32) return work(std::integral_constant<std::size_t, 32>());
+  if (width == 128) return work(std::integral_constant<std::size_t, 128>());
+  work(width);
+}
+
+template <typename Value>
+void largest_of_blocks(const void* given, std::size_t any_width, std::size_t blocks,
+                       std::uint32_t* __restrict found) {
+  const auto* __restrict values = static_cast<const Value*>(given);
+  with_known_width(any_width, [&](auto width) {
+    for (std::size_t block = 0; block < blocks; ++block)
+      found[block] = largest_of(values + block * width, width);
+  });
+}
+
+void spread(const float* __restrict of_blocks, std::size_t any_width, std::size_t blocks,
+            float* __restrict factors) {
+  with_known_width(any_width, [&](auto width) {
+    for (std::size_t block = 0; block < blocks; ++block)
+      for (std::size_t i = 0; i < width; ++i) factors[block * width + i] = of_blocks[block];
+  });
+}
+
+/// Codes of values * factors. Adding a power of two whose neighbours are as far apart as the format's are
+/// around the value rounds it, to nearest even; what the sum has more than that power is a whole number of
+/// such distances. Sums without a branch, so that the compiler makes vectors of all of it. `all_finite` are
+/// the values, not the products.
+template <Format format, typename Value, bool all_finite>
 void encode(const void* given, const float* __restrict factors, std::uint8_t* __restrict codes,
             std::size_t count, std::uint32_t* counts) {
+  constexpr CastConstants k = cast_constants(format);
+  constexpr std::uint32_t kDropped = 23 - k.mantissa_bits;
+  constexpr std::uint32_t kFirstNormal = k.first_normal << 23;
+  constexpr std::uint32_t kMax = (k.max_code + ((k.first_normal - 1) << k.mantissa_bits)) << kDropped;
+  // From half a unit above max on; on the half itself only where an odd code rounds up.
+  constexpr std::uint32_t kSaturates = kMax + (1u << (kDropped - 1)) + (k.max_code % 2 == 0 ? 1 : 0);
+  // What a format has no code for is held at max: its block's scale tells.
+  constexpr std::uint32_t kInf = k.inf_code < k.nan_code ? k.inf_code : k.nan_code;
   const auto* __restrict values = static_cast<const Value*>(given);
   std::uint32_t saturated = 0, vanished = 0;
-  for (std::size_t i = 0; i < count; ++i)
-    codes[i] =
-        static_cast<std::uint8_t>(code_of<format>(loaded(values, i) * factors[i], saturated, vanished));
+  for (std::size_t i = 0; i < count; ++i) {
+    const float value = loaded(values, i);
+    const auto bits = std::bit_cast<std::uint32_t>(value * factors[i]);
+
+    const std::uint32_t magnitude = bits & ~kFp32Sign;
+    const std::uint32_t held = magnitude < kMax ? magnitude : kMax;
+    const std::uint32_t exponent = held & kFp32Inf;
+    const std::uint32_t unit = exponent > kFirstNormal ? exponent : kFirstNormal;
+    const std::uint32_t power = unit + (kDropped << 23);
+    const auto sum = std::bit_cast<std::uint32_t>(std::bit_cast<float>(held) + std::bit_cast<float>(power));
+    std::uint32_t code = sum - power + ((unit - kFirstNormal) >> kDropped);
+    saturated += std::uint32_t{magnitude >= kSaturates};
+    vanished += std::uint32_t{code == 0} - std::uint32_t{magnitude_of(value) == 0};
+    if constexpr (!all_finite) {
+      const std::uint32_t given_magnitude = magnitude_of(value);
+      saturated -= std::uint32_t{given_magnitude >= kFp32Inf};
+      code = given_magnitude >= kFp32Inf ? kInf : code;
+      code = given_magnitude > kFp32Inf ? k.nan_code : code;
+    }
+
+    codes[i] = static_cast<std::uint8_t>(code | ((bits >> 31) << k.sign_position));
+  }
   counts[0] += saturated;
   counts[1] += vanished;
 }
@@ -101,13 +143,16 @@ void decode(const std::uint8_t* __restrict codes, const float* __restrict factor
 
 template <Format format>
 constexpr QuantiseRows::OfFormat rows_of() {
-  return {.encode = {encode<format, float>, encode<format, std::uint16_t>},
+  return {.encode = {encode<format, float, false>, encode<format, std::uint16_t, false>},
+          .encode_finite = {encode<format, float, true>, encode<format, std::uint16_t, true>},
           .decode = {decode<format, float>, decode<format, std::uint16_t>}};
 }
 
 constexpr QuantiseRows kRows = {
     .raise = {raise<float>, raise<std::uint16_t>},
     .largest = {largest<float>, largest<std::uint16_t>},
+    .largest_of_blocks = {largest_of_blocks<float>, largest_of_blocks<std::uint16_t>},
+    .spread = spread,
     .of_format = {rows_of<Format::E4M3>(), rows_of<Format::E5M2>(), rows_of<Format::E2M1>()}};
 
 }  // namespace

@@ -195,15 +195,16 @@ std::optional<Weight> weight_of(const at::Tensor& tensor, const OpContext& conte
 
 std::optional<Call> call_of(const at::Tensor& input, const at::Tensor& weight, std::optional<at::Tensor> bias,
                             bool is_in_by_out, const OpContext& context) {
-  if (!context.quant || input.dim() < 1 || weight.dim() != 2 || !can_be_quantised(input) || !input.is_cpu())
-    return std::nullopt;
+  if (!context.quant || input.dim() < 1 || weight.dim() != 2 || !can_be_quantised(input)) return std::nullopt;
   std::shared_ptr<QuantLayer> layer;
   auto found = weight_of(weight, context, is_in_by_out, layer);
-  if (!found || !can_be_quantised(found->matrix)) return std::nullopt;
+  if (!found || !can_be_quantised(found->matrix) || found->matrix.device() != input.device())
+    return std::nullopt;
   // Sizes that do not fit are LibTorch's to refuse.
   if (input.size(-1) != weight.size(is_in_by_out ? 0 : 1)) return std::nullopt;
   const std::int64_t out = weight.size(is_in_by_out ? 1 : 0);
-  if (bias && (!can_be_quantised(*bias) || !bias->is_cpu() || bias->dim() != 1 || bias->size(0) != out))
+  if (bias && (!can_be_quantised(*bias) || bias->device() != input.device() || bias->dim() != 1 ||
+               bias->size(0) != out))
     return std::nullopt;
   return Call{input, std::move(*found), std::move(bias), std::move(layer)};
 }

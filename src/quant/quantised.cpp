@@ -15,6 +15,7 @@
 #include "base/cpu_features.h"
 #include "formats/philox.h"
 #include "kernels/cast.h"
+#include "quant/on_device.h"
 
 // A product of BF16 matrices into FP32: MKL's, which LibTorch 2.13 links in and exports. Weak, so that a
 // LibTorch without it is no fault: products then run in FP32.
@@ -235,6 +236,7 @@ Quantised quantised(const at::Tensor& matrix, const QuantiseRequest& request, Qu
 
 at::Tensor product(const Quantised& left, const Quantised& right, const at::Tensor& bias,
                    at::ScalarType output) {
+  if (!left.codes.is_cpu()) return product_on_device(left, right, bias, output);
   const at::Tensor sums = bare_product(left, right);
   const std::int64_t rows = sums.size(0), columns = sums.size(1);
   const std::vector<float> of_rows = factors_across(left), of_columns = factors_across(right);

@@ -12,7 +12,7 @@ namespace halfstep {
 
 /// A matrix as codes of 8 or 4 bits, one to a byte. Its value is code * scale of its block * outer_scale.
 struct Quantised {
-  at::Tensor codes;  // Byte, [rows, columns]
+  at::Tensor codes;  // Byte on the CPU, Float8 elsewhere; [rows, columns]
   at::Tensor
       scales;  // Float or Byte, [bands of blocks, blocks of a band]; undefined where outer_scale is all
   OperandRule rule;

@@ -1,6 +1,7 @@
 #include "quant/session.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <halfstep/error.h>
 
 #include <algorithm>
@@ -50,8 +51,8 @@ void AmaxHistory::load(const at::Tensor& saved) {
   this_step_ = last == kNone ? std::nullopt : std::optional(last);
 }
 
-QuantLayer::QuantLayer(std::string name, Recipe recipe)
-    : name_(std::move(name)), recipe_(std::move(recipe)), number_(0) {
+QuantLayer::QuantLayer(std::string name, Recipe recipe, at::Device device)
+    : name_(std::move(name)), recipe_(std::move(recipe)), device_(device), number_(0) {
   // FNV-1a: the same on every machine and in every run.
   std::uint32_t hash = 2166136261u;
   for (const char c : name_) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u;
@@ -60,6 +61,7 @@ QuantLayer::QuantLayer(std::string name, Recipe recipe)
 
 Quantised QuantLayer::quantise(const at::Tensor& matrix, const OperandRule& rule, Role role,
                                bool sums_over_rows, bool noted) {
+  if (!matrix.is_cpu()) return quantise_on_device(matrix, rule, role, sums_over_rows, noted);
   const auto at_role = static_cast<std::size_t>(role);
   QuantiseRequest request{.rule = rule, .sums_over_rows = sums_over_rows};
   {
@@ -82,8 +84,30 @@ Quantised QuantLayer::quantise(const at::Tensor& matrix, const OperandRule& rule
   return made;
 }
 
+Quantised QuantLayer::quantise_on_device(const at::Tensor& matrix, const OperandRule& rule, Role role,
+                                         bool sums_over_rows, bool noted) {
+  const at::Tensor own = largest_on_device(matrix, rule, sums_over_rows);
+  if (!recipe_.delayed) return quantised_on_device(matrix, rule, sums_over_rows, own, /*margin=*/0);
+  const std::lock_guard lock(mutex_);
+  AmaxHistoryOnDevice& history = histories_on_device_[static_cast<std::size_t>(role)];
+  const at::Tensor amax = history.amax(*recipe_.delayed, own);
+  if (noted) history.note(own);
+  return quantised_on_device(matrix, rule, sums_over_rows, amax, recipe_.delayed->margin);
+}
+
+void QuantLayer::end_step_on_device(const at::Tensor& skipped) {
+  if (!recipe_.delayed) return;
+  const std::lock_guard lock(mutex_);
+  for (AmaxHistoryOnDevice& history : histories_on_device_)
+    history.end_step(skipped, recipe_.delayed->history);
+}
+
 void QuantLayer::end_step(bool skipped) {
   if (!recipe_.delayed) return;
+  if (!device_.is_cpu())
+    return end_step_on_device(
+        at::full({}, skipped ? 1.0f : 0.0f, at::TensorOptions(device_).dtype(at::kFloat)));
+
   const std::lock_guard lock(mutex_);
   for (AmaxHistory& history : histories_) history.end_step(skipped, recipe_.delayed->history);
 }
@@ -91,6 +115,7 @@ void QuantLayer::end_step(bool skipped) {
 void QuantLayer::drop_step() {
   const std::lock_guard lock(mutex_);
   for (AmaxHistory& history : histories_) history.drop_step();
+  for (AmaxHistoryOnDevice& history : histories_on_device_) history.drop_step();
 }
 
 QuantiseShares QuantLayer::take_shares(Role role) {
@@ -106,7 +131,9 @@ void QuantLayer::save(StateDict& state) const {
   const std::lock_guard lock(mutex_);
   state.set(casts_key(), stochastic_casts_);
   if (!recipe_.delayed) return;
-  for (int role = 0; role < kRoles; ++role) state.set(key(static_cast<Role>(role)), histories_[role].saved());
+  for (int role = 0; role < kRoles; ++role)
+    state.set(key(static_cast<Role>(role)),
+              device_.is_cpu() ? histories_[role].saved() : histories_on_device_[role].saved());
 }
 
 void QuantLayer::check_loadable(const StateDict& state) const {
@@ -126,12 +153,18 @@ void QuantLayer::load(const StateDict& state) {
   const std::lock_guard lock(mutex_);
   stochastic_casts_ = state.integer(casts_key());
   if (!recipe_.delayed) return;
-  for (int role = 0; role < kRoles; ++role) histories_[role].load(state.tensor(key(static_cast<Role>(role))));
+  for (int role = 0; role < kRoles; ++role) {
+    const at::Tensor& saved = state.tensor(key(static_cast<Role>(role)));
+    if (device_.is_cpu())
+      histories_[role].load(saved);
+    else
+      histories_on_device_[role].load(saved, recipe_.delayed->history, device_);
+  }
 }
 
 void QuantSession::add(const at::Tensor& weight, std::string name, const Recipe& recipe) {
   by_weight_.emplace(weight.unsafeGetTensorImpl(), layers_.size());
-  layers_.push_back(std::make_shared<QuantLayer>(std::move(name), recipe));
+  layers_.push_back(std::make_shared<QuantLayer>(std::move(name), recipe, weight.device()));
   weights_.push_back(weight);
 }
 
@@ -142,6 +175,10 @@ std::shared_ptr<QuantLayer> QuantSession::find(const at::Tensor& weight) const {
 
 void QuantSession::end_step(bool skipped) {
   for (const auto& layer : layers_) layer->end_step(skipped);
+}
+
+void QuantSession::end_step_on_device(const at::Tensor& skipped) {
+  for (const auto& layer : layers_) layer->end_step_on_device(skipped);
 }
 
 void QuantSession::drop_step() {

@@ -13,6 +13,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "quant/on_device.h"
 #include "quant/quantised.h"
 
 namespace halfstep {
@@ -23,7 +24,7 @@ inline constexpr int kRoles = 3;
 /// The largest magnitudes of one tensor in the last steps. Within a step the scale does not change: a second
 /// run of the same forward, another micro-batch or a second use of the layer meet the scale of the first, and
 /// what they note is a maximum, which a repetition does not change.
-class AmaxHistory {
+class HALFSTEP_API AmaxHistory {
  public:
   /// What the next scale is made from; nothing before the first step.
   std::optional<float> amax(const DelayedScaling& options) const;
@@ -41,7 +42,7 @@ class AmaxHistory {
   std::optional<float> this_step_;
 };
 
-/// Shares of what became codes since the last report.
+/// Shares of what became codes since the last report. Not counted on an accelerator.
 struct QuantiseShares {
   std::int64_t elements = 0, saturated = 0, vanished = 0;
 };
@@ -49,7 +50,7 @@ struct QuantiseShares {
 /// One weight and its recipe.
 class QuantLayer {
  public:
-  QuantLayer(std::string name, Recipe recipe);
+  QuantLayer(std::string name, Recipe recipe, at::Device device);
 
   const std::string& name() const { return name_; }
   const Recipe& recipe() const { return recipe_; }
@@ -59,6 +60,7 @@ class QuantLayer {
                      bool noted);
 
   void end_step(bool skipped);
+  void end_step_on_device(const at::Tensor& skipped);
   void drop_step();
   QuantiseShares take_shares(Role role);
   std::int64_t uses() const { return uses_; }
@@ -70,14 +72,18 @@ class QuantLayer {
   void load(const StateDict& state);
 
  private:
+  Quantised quantise_on_device(const at::Tensor& matrix, const OperandRule& rule, Role role,
+                               bool sums_over_rows, bool noted);
   std::string key(Role role) const;
   std::string casts_key() const { return "casts." + name_; }
 
   std::string name_;
   Recipe recipe_;
+  at::Device device_;
   std::uint32_t number_;  // names its random bits
   mutable std::mutex mutex_;
   AmaxHistory histories_[kRoles];
+  AmaxHistoryOnDevice histories_on_device_[kRoles];  // where the layer is not on the CPU
   QuantiseShares shares_[kRoles];
   std::int64_t stochastic_casts_ = 0;
   std::atomic<std::int64_t> uses_ = 0;
@@ -92,6 +98,7 @@ class QuantSession {
   std::shared_ptr<QuantLayer> find(const at::Tensor& weight) const;
 
   void end_step(bool skipped);
+  void end_step_on_device(const at::Tensor& skipped);
   void drop_step();  // what was noted since the last end_step
   const std::vector<std::shared_ptr<QuantLayer>>& layers() const { return layers_; }
 

@@ -273,9 +273,9 @@ struct MixedPrecision::Impl {
     }
     const std::vector<PlannedWeight> weights = planned_weights(contents);
     check_every_layer_rule_matches(precision, weights);
-    HALFSTEP_CHECK(!precision.recipe || !on_device, "MixedPrecision: recipe ", precision.name(),
-                   " runs on the CPU; the model is on ", contents.parameters.front().second.device(),
-                   ". Train there in BF16.");
+    if (precision.recipe && on_device)
+      check_runs_on_device(*precision.recipe, contents.parameters.front().second.device());
+
     params = take_in(precision, contents);
     if (precision.recipe) begin_recipe(weights);
     buffers.emplace(std::move(contents.buffers), std::move(contents.present_buffers));
@@ -329,6 +329,8 @@ struct MixedPrecision::Impl {
     if (accumulator) accumulator->begin_step();
     inspected = backward_ran = false;
     buffers->end_step_on_device(grads);
+    if (quant) quant->end_step_on_device(grads.on_device()->found_inf);
+
     if (precision.loss_scaling) on_device->advance(scaler.options, grads.on_device()->found_inf);
     on_device->unread.push_back(grads);
     if (const auto passed_limit = take_verdicts(/*wait=*/false)) throw *passed_limit;

@@ -10,7 +10,7 @@
 #include "support/op_cases.h"
 
 namespace halfstep::testing {
-namespace {
+namespace upcasts_test {
 
 constexpr int64_t kRows = 64, kWidth = 256, kCount = kRows * kWidth;
 
@@ -180,5 +180,5 @@ TEST(RepeatedUpcasts, LowRunningStatisticsAreUpdatedAndBackwardStillRuns) {
   EXPECT_GT(mean.abs().max().item<float>(), 0);
 }
 
-}  // namespace
+}  // namespace upcasts_test
 }  // namespace halfstep::testing

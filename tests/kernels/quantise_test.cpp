@@ -207,6 +207,54 @@ TEST(Quantise, CountsWhatSaturatesAndWhatVanishes) {
   }
 }
 
+TEST(Quantise, CodesAndCountsAroundEveryEdgeOfEveryFormatAreThoseOfExactArithmetic) {
+  // Every exponent of FP32 with few bits after it, so that ties and their neighbours are among them; times
+  // factors that leave FP32's range on either side. With and without a NaN beside them: other loops run.
+  std::vector<float> values;
+  for (std::uint32_t exponent = 0; exponent < 255; ++exponent)
+    for (const std::uint32_t low :
+         {0u, 1u, 0x040000u, 0x080000u, 0x080001u, 0x0fffffu, 0x100000u, 0x180000u, 0x200000u, 0x400000u,
+          0x500000u, 0x600000u, 0x680000u, 0x6fffffu, 0x700000u, 0x7fffffu})
+      for (const std::uint32_t sign : {0u, 0x80000000u})
+        values.push_back(std::bit_cast<float>(sign | exponent << 23 | low));
+  const std::size_t finite = values.size();
+  values.push_back(std::numeric_limits<float>::quiet_NaN());
+  for (const Format codes : {Format::E4M3, Format::E5M2, Format::E2M1})
+    for (const Format format : {Format::FP32, Format::BF16})
+      for (const float factor : {1.0f, 3.0f, 0x1p20f, 0x1p-20f, 0x1p100f})
+        for (const std::size_t count : {finite, finite + 1}) {
+          std::vector<std::uint16_t> low;
+          std::vector<std::uint8_t> expected;
+          QuantiseCounts exact;
+          for (std::size_t i = 0; i < count; ++i) {
+            const auto bits = std::bit_cast<std::uint32_t>(values[i]);
+            low.push_back(static_cast<std::uint16_t>(bits >> 16));
+            const float value = format == Format::FP32 ? values[i] : std::bit_cast<float>(bits & 0xffff0000u);
+            // Beyond FP32's range a finite product is as good as its largest number.
+            const float largest = std::numeric_limits<float>::max();
+            const float product = std::isnan(value) ? value : std::clamp(value * factor, -largest, largest);
+            const auto code = encode_float(product, codes);
+            const bool held = std::abs(product) > traits(codes).max &&
+                              encode_float(product, codes, {.overflow = Overflow::NonFinite}) != code;
+            expected.push_back(static_cast<std::uint8_t>(code));
+            exact.vanished += value != 0 && decode_float(code, codes) == 0;
+            exact.saturated += codes == Format::E2M1 ? std::abs(product) >= 7 : held;
+          }
+          for (const KernelTable* table : available_kernels()) {
+            SCOPED_TRACE(std::string(table->isa) + ", " + std::string(traits(codes).name) + " x " +
+                         std::to_string(factor));
+            std::vector<std::uint8_t> found(count);
+            QuantiseCounts counts;
+            const void* input = format == Format::FP32 ? static_cast<const void*>(values.data()) : low.data();
+            quantise_scaled({format, input, 1, count, count}, codes, factor, {0, 1, 0, count}, found.data(),
+                            counts, *table);
+            EXPECT_EQ(found, expected);
+            EXPECT_EQ(counts.vanished, exact.vanished);
+            EXPECT_EQ(counts.saturated, exact.saturated);
+          }
+        }
+}
+
 TEST(Quantise, PartsOfAMatrixMakeTheWhole) {
   const std::size_t rows = 64, columns = 96;
   const Matrix matrix = adversarial(rows, columns, 9)[1];

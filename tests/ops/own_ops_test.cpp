@@ -12,7 +12,7 @@
 #include "support/any_machine.h"
 
 namespace halfstep::testing {
-namespace {
+namespace own_ops_test {
 
 using Arguments = std::vector<c10::IValue>;
 
@@ -189,5 +189,5 @@ TEST(OwnOps, RunAgainHasTheBitsOfTheFirstRun) {
   }
 }
 
-}  // namespace
+}  // namespace own_ops_test
 }  // namespace halfstep::testing

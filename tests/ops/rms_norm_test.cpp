@@ -4,7 +4,7 @@
 #include <torch/torch.h>
 
 namespace halfstep::testing {
-namespace {
+namespace rms_norm_test {
 
 constexpr int64_t kRows = 150, kWidth = 96;
 
@@ -112,5 +112,5 @@ TEST(LowRowsRmsNorm, CanBeDifferentiatedTwice) {
   EXPECT_LE(largest(second(true), exact), 8 * 0x1p-11 * exact.abs().max().item<double>());
 }
 
-}  // namespace
+}  // namespace rms_norm_test
 }  // namespace halfstep::testing

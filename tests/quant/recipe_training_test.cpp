@@ -282,7 +282,7 @@ TEST(Histories, TakeTheLargestOfEachCleanStepAndNothingElse) {
 }
 
 TEST(Histories, WrapAroundAndGiveTheScaleByMaxOrMostRecent) {
-  for (const std::int64_t length : {std::int64_t{1}, std::int64_t{3}, std::int64_t{31}})
+  for (const std::int64_t length : {std::int64_t{1}, std::int64_t{31}, std::int64_t{1024}})
     for (const auto take : {DelayedScaling::Take::Max, DelayedScaling::Take::MostRecent}) {
       auto precision = Precision::fp8_delayed();
       precision.recipe->delayed = {.history = length, .take = take};
@@ -291,7 +291,7 @@ TEST(Histories, WrapAroundAndGiveTheScaleByMaxOrMostRecent) {
       MixedPrecision mp(precision, std::vector<NamedParameter>{{"w", w}}, {.autocast = kAnyMachine});
       SGD optimizer(mp.params(), {.lr = 0});
       std::vector<float> seen;
-      for (int step = 0; step < 40; ++step) {
+      for (int step = 0; step < length + 20; ++step) {
         const float size = static_cast<float>(1 + (step * 7) % 11);
         const at::Tensor x = at::full({4, 16}, size);
         const std::vector<float> past = history(mp, "input", "w");
@@ -477,6 +477,27 @@ TEST(Recipes, HaveNoSecondDerivativeAndSaySo) {
   EXPECT_THROW(
       torch::autograd::grad({y.to(at::kFloat).sum()}, {w}, {}, /*retain_graph=*/true, /*create_graph=*/true),
       Error);
+}
+
+TEST(Recipes, AModelThatTrainsBesideOneIsBitForBitUnchanged) {
+  const auto trained_beside = [](const std::vector<Precision>& recipes) {
+    const auto plain = make_mlp();
+    torch::optim::AdamW optimizer(plain->parameters(), torch::optim::AdamWOptions(1e-2));
+    std::vector<std::unique_ptr<Loop>> loops;
+    for (const Precision& recipe : recipes) loops.push_back(std::make_unique<Loop>(recipe));
+    for (int step = 0; step < 4; ++step) {
+      const at::Tensor loss = plain->forward(batch(step)).square().mean();
+      // Between its forward and its backward, too.
+      for (const auto& loop : loops) loop->step(batch(step));
+      optimizer.zero_grad();
+      loss.backward();
+      optimizer.step();
+    }
+    return plain;
+  };
+  const auto alone = trained_beside({}), beside = trained_beside(all_precisions());
+  const auto expected = alone->parameters(), found = beside->parameters();
+  for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(at::equal(found[i], expected[i])) << i;
 }
 
 TEST(Recipes, AreRefusedWhereTheyDoNotFit) {

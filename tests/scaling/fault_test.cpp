@@ -9,7 +9,7 @@
 #include "support/faults.h"
 
 namespace halfstep {
-namespace {
+namespace fault_test {
 
 using testing::bit_equal;
 using testing::fault_shapes;
@@ -106,5 +106,5 @@ INSTANTIATE_TEST_SUITE_P(
                        ::testing::Values(GradLayout::Contiguous, GradLayout::Transposed, GradLayout::Sliced)),
     name_of_case);
 
-}  // namespace
+}  // namespace fault_test
 }  // namespace halfstep

@@ -235,6 +235,28 @@ void check_scalars(const std::string& op, const Stack& arguments) {
                   ": lr, grad_scale and found_inf must be tensors of the device.");
 }
 
+/// Layouts and types of products of FP8: ATen/native/cuda/ScaledBlas.cpp of LibTorch 2.13.
+void check_scaled_mm(const std::string& op, const Stack& arguments) {
+  if (op != "aten::_scaled_mm") return;
+  const at::Tensor a = arguments[0].toTensor(), b = arguments[1].toTensor(),
+                   scale_a = arguments[2].toTensor();
+  const auto output = arguments[6].isNone() ? a.scalar_type() : arguments[6].toScalarType();
+  TORCH_CHECK(a.stride(1) == 1 && a.stride(0) >= a.size(1), "counting device: ", op,
+              ": self must be row-major.");
+  TORCH_CHECK(b.stride(0) == 1 && b.stride(1) >= b.size(0), "counting device: ", op,
+              ": mat2 must be column-major.");
+  TORCH_CHECK(a.size(1) % 16 == 0 && b.size(0) % 16 == 0 && b.size(1) % 16 == 0, "counting device: ", op,
+              ": sizes must be multiples of 16.");
+  TORCH_CHECK(a.scalar_type() != at::kFloat8_e5m2 || b.scalar_type() != at::kFloat8_e5m2,
+              "counting device: ", op, ": not both may be E5M2.");
+  TORCH_CHECK(arguments[4].isNone() || output != at::kFloat, "counting device: ", op,
+              ": no bias beside FP32.");
+  TORCH_CHECK(arguments[4].isNone() || arguments[4].toTensor().scalar_type() == output,
+              "counting device: ", op, ": the bias must have the output's type.");
+  TORCH_CHECK(scale_a.numel() == 1 || output == at::kBFloat16, "counting device: ", op,
+              ": scales of rows give BF16.");
+}
+
 /// Results whose shape depends on values: CUDA's kernels wait for it.
 bool waits_for_shape(const std::string& op, const Stack& arguments) {
   static constexpr std::string_view kNames[] = {"aten::nonzero",
@@ -385,6 +407,7 @@ void run_on_host(const c10::OperatorHandle& op, Stack* stack) {
     if (argument.isTensorList()) lists.push_back(argument.toTensorVector());
   check_types(name, lists);
   check_scalars(name, given);
+  check_scaled_mm(name, given);
   if (waits_for_shape(name, given)) wait_because_of(name);
 
   Translation translation(name);

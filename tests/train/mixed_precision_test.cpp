@@ -10,7 +10,7 @@
 #include "support/small_models.h"
 
 namespace halfstep {
-namespace {
+namespace mixed_precision_test {
 
 using testing::bit_equal;
 using testing::error_of;
@@ -299,5 +299,5 @@ TEST(MixedPrecision, ForwardReturnsWhatTheFunctionReturnsAndEndsItsScope) {
   EXPECT_EQ(torch::mm(torch::ones({2, 2}), torch::ones({2, 2})).scalar_type(), at::kFloat);
 }
 
-}  // namespace
+}  // namespace mixed_precision_test
 }  // namespace halfstep

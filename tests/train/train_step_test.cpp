@@ -11,7 +11,7 @@
 #include "support/small_models.h"
 
 namespace halfstep {
-namespace {
+namespace train_step_test {
 
 using testing::bit_equal;
 using testing::error_of;
@@ -178,5 +178,5 @@ TEST(TrainStep, RefusesOptionsThatMakeNoSense) {
   EXPECT_NE(with({.micro_batches = 0}).find("micro_batches is 0"), std::string::npos);
 }
 
-}  // namespace
+}  // namespace train_step_test
 }  // namespace halfstep

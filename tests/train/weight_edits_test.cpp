@@ -14,7 +14,7 @@
 #include "support/small_models.h"
 
 namespace halfstep {
-namespace {
+namespace weight_edits_test {
 
 using testing::bit_equal;
 using testing::kAnyMachine;
@@ -395,5 +395,5 @@ TEST(WeightEdits, MastersOfElementsThatWereNotEditedKeepEveryUpdate) {
   }
 }
 
-}  // namespace
+}  // namespace weight_edits_test
 }  // namespace halfstep

@@ -13,11 +13,6 @@ namespace {
 
 at::Generator generator(uint64_t seed) { return at::detail::createCPUGenerator(seed); }
 
-uint64_t mixed(uint64_t a, uint64_t b, uint64_t c) {
-  Random random(a * 0x9E3779B97F4A7C15 + b * 0xD1B54A32D192ED03 + c);
-  return random.next();
-}
-
 /// [batch, length, width] to channels first and back.
 at::Tensor channels_first(const at::Tensor& x) { return x.transpose(1, 2); }
 

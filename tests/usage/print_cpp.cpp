@@ -62,12 +62,6 @@ struct Batch {
 
 std::string yes(bool value) { return value ? "true" : "false"; }
 
-/// The same numbers as batch_of and Model draw.
-uint64_t mixed(uint64_t a, uint64_t b, uint64_t c) {
-  Random random(a * 0x9E3779B97F4A7C15 + b * 0xD1B54A32D192ED03 + c);
-  return random.next();
-}
-
 class Printer {
  public:
   explicit Printer(const Program& program) : p_(program) {}

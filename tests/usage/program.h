@@ -196,4 +196,10 @@ class Random {
   uint64_t state_;
 };
 
+/// One seed of three numbers.
+inline uint64_t mixed(uint64_t a, uint64_t b, uint64_t c) {
+  Random random(a * 0x9E3779B97F4A7C15 + b * 0xD1B54A32D192ED03 + c);
+  return random.next();
+}
+
 }  // namespace usage
