@@ -28,6 +28,8 @@ std::shared_ptr<c10::DebugInfoBase> checked_policy(c10::ScalarType low, OpPolicy
   check_can_be_low(low);
   if (low == c10::ScalarType::BFloat16 && !options.allow_emulated) check_bf16_is_native(this_machine());
   check_every_row_has_its_kernel();
+  // A recipe belongs to a model's weights: a scope that is opened within its forward does not end it.
+  if (const ActivePolicy* outer = active_policy(); outer && !recipe) recipe = outer->quant;
   return as_debug_info(ActivePolicy{.ops = std::move(policy),
                                     .repeat_upcasts = options.repeat_upcasts,
                                     .repeat_outputs = options.repeat_outputs,

@@ -181,16 +181,17 @@ TEST(DeviceRecipes, TrainAsOnTheCpuWithoutAWait) {
       here.step(x);
       on_device.step(x);
     }
-    EXPECT_EQ(on_device.mp.loss_scale_state().skipped, 1);
+    EXPECT_EQ(on_device.mp.loss_scale_state().total_skips, 1);
     EXPECT_EQ(on_device.mp.quantised_uses("middle.weight"), 6);
+    // AdamW's first steps are of one size for every element, whichever sign its gradient has. One that is
+    // next to 0 may have the other sign there, but not many can.
+    const double moves = 5 * 1e-2;
     const auto expected = here.model->named_parameters(), found = on_device.model->named_parameters();
     for (const auto& item : expected) {
-      const double difference =
-          (found[item.key()].to(at::kCPU).to(at::kDouble) - item.value().to(at::kDouble))
-              .abs()
-              .max()
-              .item<double>();
-      EXPECT_LT(difference, 6 * 1e-2 * 0.5) << item.key();  // half of what six steps may move
+      const Tensor off =
+          (found[item.key()].to(at::kCPU).to(at::kDouble) - item.value().to(at::kDouble)).abs();
+      EXPECT_LE(off.max().item<double>(), 2 * moves) << item.key();
+      EXPECT_LE(off.mean().item<double>(), moves / 20) << item.key();
     }
     if (!precision.recipe->delayed) continue;
     for (const char* role : {"input", "weight", "grad"}) {

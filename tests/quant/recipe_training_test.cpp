@@ -125,14 +125,22 @@ TEST(Recipes, OnlyTheWeightsOfThePlanAreQuantisedAndOnlyInsideTheScope) {
   EXPECT_EQ(by(model->last).find("QuantisedLinear"), std::string::npos);
   EXPECT_EQ(by(outside->middle).find("QuantisedLinear"), std::string::npos) << "another model's";
   EXPECT_EQ(node_of(model->middle(x.to(at::kBFloat16))).find("QuantisedLinear"), std::string::npos);
-  // A scope of the user's own inside is plain BF16.
-  EXPECT_EQ(node_of(mp.forward([&] {
-              const AutocastScope inner(at::kBFloat16, OpPolicy::standard(), kAnyMachine);
-              return model->middle(x);
-            })).find("QuantisedLinear"),
-            std::string::npos);
+
   EXPECT_EQ(mp.quantised_uses("middle.weight"), 1);
   EXPECT_EQ(mp.quantised_uses("last.weight"), 0);
+}
+
+TEST(Recipes, AScopeInsideTheForwardKeepsTheRecipeAndADisabledOneEndsIt) {
+  Loop loop(Precision::fp8_current());
+  loop.mp.forward([&] {
+    const at::Tensor x = at::gelu(loop.model->first(batch(0)));
+    const AutocastScope inner(at::kBFloat16, OpPolicy::standard(), kAnyMachine);
+    EXPECT_NE(node_of(loop.model->other(x)).find("Quantised"), std::string::npos);
+    const auto off = AutocastScope::disabled();
+    EXPECT_EQ(node_of(loop.model->other(x)).find("Quantised"), std::string::npos);
+    return x;
+  });
+  EXPECT_EQ(loop.mp.quantised_uses("other.weight"), 1);
 }
 
 TEST(Recipes, LinearAddmmAndMmOfAWeightOrItsTransposeAreOneProduct) {
