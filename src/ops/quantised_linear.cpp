@@ -9,6 +9,7 @@
 #include <ATen/ops/mm.h>
 #include <ATen/ops/sum.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <halfstep/error.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -90,6 +91,8 @@ class QuantisedLinear : public torch::autograd::Function<QuantisedLinear> {
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  const torch::autograd::variable_list& grads) {
+    // Where backward runs inside the scope, its products are ours all the same.
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     QuantLayer& layer = layer_of(context->saved_data["layer"]);
     HALFSTEP_CHECK(!at::GradMode::is_enabled(), "a quantised linear layer ('", layer.name(),
                    "') has no second derivative: its codes are rounded. Keep the layer in high precision: "

@@ -476,6 +476,25 @@ TEST(Recipes, AnInputOfThreeDimensionsIsRowsOfTwo) {
     }
 }
 
+TEST(Recipes, BackwardInsideTheScopeHasTheSameGradients) {
+  for (const Precision& precision : all_precisions()) {
+    SCOPED_TRACE(precision.name());
+    const auto grads_of = [&](bool inside) {
+      Loop loop(precision);
+      const auto loss = [&] { return loop.model->forward(batch(0)).to(at::kFloat).square().mean(); };
+      if (inside)
+        loop.mp.forward([&] { loop.mp.backward(loss()); });
+      else
+        loop.mp.backward(loop.mp.forward(loss));
+      std::vector<at::Tensor> grads;
+      for (const at::Tensor& parameter : loop.model->parameters()) grads.push_back(parameter.grad());
+      return grads;
+    };
+    const auto inside = grads_of(true), outside = grads_of(false);
+    for (std::size_t i = 0; i < inside.size(); ++i) EXPECT_TRUE(at::equal(inside[i], outside[i])) << i;
+  }
+}
+
 TEST(Recipes, HaveNoSecondDerivativeAndSaySo) {
   auto precision = Precision::mxfp8();
   precision.quantise("w");

@@ -116,6 +116,11 @@ void LayerModule::build(int width) {
 at::Tensor LayerModule::run(const at::Tensor& x) {
   switch (layer.kind) {
     case LayerKind::Linear:
+      if (linear) {
+        const auto& plain = module_.get<nn::Linear>();
+        return linear(x, plain->weight, plain->bias);
+      }
+      return module_.forward(x);
     case LayerKind::LayerNorm:
       return module_.forward(x);
     case LayerKind::Conv1d:

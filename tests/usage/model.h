@@ -37,6 +37,8 @@ class LayerModule : public torch::nn::Module {
   /// Of Attention: what becomes of a result between two of its operations. The oracle perturbs it there,
   /// where the program rounds it; unset it stays as it is.
   std::function<at::Tensor(const at::Tensor&)> between{};
+  /// Of Linear: what computes it of input, weight and bias; unset it is LibTorch.
+  std::function<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&)> linear{};
 
  private:
   void build(int width);

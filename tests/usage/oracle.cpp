@@ -50,6 +50,7 @@ GradientOracle::GradientOracle(const Program& program)
     : program_(program),
       model_(program),
       random_(at::detail::createCPUGenerator(program.seed ^ 0xABCDEF)),
+      quant_(program.recipe, at::detail::createCPUGenerator(program.seed ^ 0x4EC1)),
       unit_(rounding_unit(program.compute)) {
   // Module::to would turn counters into FP64 too.
   parameters_ = unique_parameters(model_);
@@ -123,6 +124,13 @@ at::Tensor GradientOracle::forward(const Batch& batch, bool perturbed, bool comp
   model_.begin(batch);
   for (const auto& layer : model_.layers)
     layer->between = [this, perturbed](const at::Tensor& result) { return perturb(result, perturbed); };
+  if (program_.recipe != Recipe::None)
+    for (size_t i = 0; i < model_.layers.size(); ++i)
+      model_.layers[i]->linear = [this, i, perturbed, compressed](
+                                     const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+        return quant_.linear(static_cast<int>(i), x, weight, bias, /*noted=*/!perturbed && !compressed,
+                             perturbed ? unit_ : 0);
+      };
   at::Tensor x = perturb(model_.embed(batch), perturbed);
   for (int i = 0; i < static_cast<int>(program_.layers.size()); ++i) {
     const double unit = compressed ? compression_of_layer(program_, i) : 0;

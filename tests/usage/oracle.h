@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "usage/model.h"
+#include "usage/quant_oracle.h"
 
 namespace usage {
 
@@ -71,6 +72,8 @@ class GradientOracle {
   /// Evaluation of one batch.
   Logits evaluate(const Snapshot& present, const Batch& batch, int samples);
 
+  void end_step(bool skipped) { quant_.end_step(skipped); }
+
  private:
   void load(const Snapshot& present);
   void compute_in(at::ScalarType type);
@@ -83,6 +86,7 @@ class GradientOracle {
   std::vector<std::pair<std::string, at::Tensor>> parameters_, buffers_;
   at::ScalarType type_ = at::kDouble;
   at::Generator random_;
+  QuantOracle quant_;
   double unit_;
   double largest_ = 0;
   double largest_activation_ = 0;

@@ -696,8 +696,14 @@ class Printer {
                                                 "Kahan", "Stochastic", "Nearest"};
     static constexpr const char* kSums[] = {"None", "Fp32", "Bf16Kahan"};
     line("hs::Precision precision_of() {");
-    line("  auto precision = hs::Precision::", name(p_.compute), "(",
+    const bool quantised = p_.recipe != Recipe::None;
+    line("  auto precision = hs::Precision::",
+         quantised ? "with_recipe(hs::Recipe::" + std::string(name(p_.recipe)) + "(), "
+                   : std::string(name(p_.compute)) + "(",
          low() ? std::string("hs::WeightStorage::") + kStorages[static_cast<int>(p_.weights)] : "", ");");
+    for (size_t i = 0; i < p_.layers.size() && quantised; ++i)
+      if (p_.layers[i].kind == LayerKind::Linear) line("  precision.quantise(\"layer", i, ".weight\");");
+    if (quantised) line("  precision.keep_high(\"*\");");
     if (p_.compute == Compute::Fp16) {
       line("  precision.loss_scaling->initial = ", p_.loss_scale, ";");
       line("  precision.loss_scaling->growth_interval = ", p_.growth_interval, ";");
@@ -710,7 +716,11 @@ class Printer {
         kSums[static_cast<int>(p_.sum)], "};");
     line(
         "// More than any sum of roundings in a model of this size; compare with what the other lines show.");
-    line("constexpr double kUsual = ", p_.compute == Compute::Fp32 ? "1e-4" : "0.05", ";");
+    line("constexpr double kUsual = ",
+         p_.compute == Compute::Fp32 ? "1e-4"
+         : quantised                 ? "0.5"
+                                     : "0.05",
+         ";");
     line("");
     line("void run() {");
     {

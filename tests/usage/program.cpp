@@ -15,6 +15,8 @@ std::string_view pick(const std::array<std::string_view, N>& names, Enum value) 
 constexpr std::array<std::string_view, 3> kCompute{"fp32", "bf16", "fp16"};
 constexpr std::array<std::string_view, 6> kWeights{"fp32 weights", "fp32 master", "split master",
                                                    "kahan",        "stochastic",  "nearest"};
+constexpr std::array<std::string_view, 7> kRecipe{"no recipe", "fp8_delayed", "fp8_current", "fp8_rowwise",
+                                                  "fp8_block", "mxfp8",       "nvfp4"};
 constexpr std::array<std::string_view, 3> kMoments{"fp32 moments", "bf16 moments", "8-bit moments"};
 constexpr std::array<std::string_view, 4> kOptimizer{"adamw", "sgd", "sgd momentum", "sgd nesterov"};
 constexpr std::array<std::string_view, 3> kSum{"no accumulation", "fp32 accumulation", "kahan accumulation"};
@@ -81,6 +83,7 @@ constexpr std::array<std::string_view, 4> kCompany{"alone", "second model", "sec
 
 std::string_view name(Compute value) { return pick(kCompute, value); }
 std::string_view name(Weights value) { return pick(kWeights, value); }
+std::string_view name(Recipe value) { return pick(kRecipe, value); }
 std::string_view name(Moments value) { return pick(kMoments, value); }
 std::string_view name(Optimizer value) { return pick(kOptimizer, value); }
 std::string_view name(Sum value) { return pick(kSum, value); }
@@ -146,8 +149,19 @@ void settle(Program& p) {
   if (p.sum == Sum::None && p.weights != Weights::Fp32)
     p.micro_batches = 1;  // refused: autograd's sum rounds
 
+  // A recipe is that of mp.forward: a scope alone has none.
+  if (p.compute != Compute::Bf16) p.recipe = Recipe::None;
+  if (p.recipe != Recipe::None) {
+    if (p.placement == Placement::PerLayer) p.placement = Placement::Nested;
+    std::erase_if(p.regions, [](const Region& region) { return region.kind == RegionKind::DisabledScope; });
+    if (std::none_of(p.layers.begin(), p.layers.end(),
+                     [](const Layer& layer) { return layer.kind == LayerKind::Linear; }))
+      p.recipe = Recipe::None;
+  }
+
   // What an accelerator lacks: docs/devices.md.
   if (p.on_device) {
+    if (p.recipe > Recipe::Fp8Rowwise) p.recipe = Recipe::Fp8Rowwise;
     if (p.moments == Moments::Blockwise8) p.moments = Moments::Bf16;
     if (p.sum == Sum::Bf16Kahan) p.sum = Sum::Fp32;
     for (Layer& layer : p.layers)  // LibTorch gives recurrent cells to a kernel of CUDA's
@@ -265,6 +279,13 @@ Program draw_one(uint64_t seed, Random& random) {
       {Compute::Fp16, Weights::Fp32Master}, {Compute::Fp16, Weights::Kahan},
       {Compute::Fp16, Weights::Stochastic}, {Compute::Fp16, Weights::Nearest}};
   std::tie(p.compute, p.weights) = kPrecisions[random.below(std::size(kPrecisions))];
+  // From numbers of its own: programs without a recipe are those that their seeds always gave.
+  Random of_recipe(mixed(seed, 0x4EC1, 9));
+  if (p.compute == Compute::Bf16 && of_recipe.chance(0.5)) {
+    p.recipe = static_cast<Recipe>(1 + of_recipe.below(6));
+    for (Layer& layer : p.layers)
+      if (of_recipe.chance(0.4)) layer.kind = LayerKind::Linear;
+  }
   p.moments = static_cast<Moments>(random.below(3));
   p.optimizer = random.chance(0.5) ? Optimizer::AdamW : static_cast<Optimizer>(1 + random.below(3));
   constexpr double kScales[] = {0x1p4, 0x1p7, 0x1p10, 0x1p12};
@@ -360,6 +381,7 @@ std::vector<std::string> features(const Program& p) {
     found.insert(std::string(prefix) + std::string(text));
   };
   add("", std::string(name(p.compute)) + ' ' + std::string(name(p.weights)));
+  if (p.recipe != Recipe::None) add("recipe ", name(p.recipe));
   add("", name(p.optimizer));
   if (p.optimizer != Optimizer::Sgd) add("", name(p.moments));
   if (p.weight_decay) add("", "weight decay");
@@ -418,6 +440,7 @@ const std::vector<Feature>& all_features() {
       if (among(kSum)) group = "sum";
       if (among(kPlacement)) group = "placement";
       if (among(kCompany)) group = "company";
+      if (feature.starts_with("recipe ")) group = "recipe";
       if (feature.starts_with("loss ")) group = "loss";
       if (feature.starts_with("inject ")) group = "injection";
       if (feature == "embedding" || feature == "real input") group = "input";
@@ -447,6 +470,12 @@ bool can_meet(const Feature& a, const Feature& b) {
     return std::find(kPlacement.begin(), kPlacement.end(), n) != kPlacement.end();
   };
   const auto moments = [](const std::string& n) { return n.ends_with(" moments"); };
+  const auto recipe = [](const std::string& n) { return n.starts_with("recipe "); };
+  const auto not_bf16 = [](const std::string& n) {
+    return (n.starts_with("fp32 ") || n.starts_with("fp16 ")) &&
+           (n.ends_with("weights") || n.ends_with("master") || n.ends_with("kahan") ||
+            n.ends_with("stochastic") || n.ends_with("nearest"));
+  };
   const auto input_injection = [](const std::string& n) {
     return n == "inject inf input" || n == "inject nan input" || n == "inject large input";
   };
@@ -456,7 +485,9 @@ bool can_meet(const Feature& a, const Feature& b) {
   return !(both(is("fp32 fp32 weights"), placement) || both(scale, not_fp16) || both(is("sgd"), moments) ||
            both(is("fp32 fp32 weights"), is("region checkpoint with scope")) ||
            both(low_weights, is("region disabled scope")) || both(input_injection, with_embedding) ||
-           both(is("real input"), with_embedding) || both(is("do resume mid-step"), is("no accumulation")) ||
+           both(is("real input"), with_embedding) || both(recipe, not_bf16) || both(recipe, scale) ||
+           both(recipe, is("scope per layer")) || both(recipe, is("region disabled scope")) ||
+           both(is("do resume mid-step"), is("no accumulation")) ||
            both(is("do resume mid-step"), is("inject inf in grad")) ||
            both(is("inject inf in grad"), is("fp32 accumulation")) ||
            both(is("inject inf in grad"), is("kahan accumulation")));
@@ -514,6 +545,7 @@ std::vector<Program> smaller(const Program& program) {
   if (program.growth_interval != 2000) try_with([](Program& p) { p.growth_interval = 2000; });
   if (program.compute == Compute::Fp16 && program.loss_scale != 0x1p7)
     try_with([](Program& p) { p.loss_scale = 0x1p7; });
+  if (program.recipe != Recipe::None) try_with([](Program& p) { p.recipe = Recipe::None; });
   if (program.compute == Compute::Fp16) try_with([](Program& p) { p.compute = Compute::Bf16; });
   if (program.compute == Compute::Bf16 && program.weights == Weights::Fp32)
     try_with([](Program& p) { p.compute = Compute::Fp32; });

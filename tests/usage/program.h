@@ -16,6 +16,8 @@ enum class Weights { Fp32, Fp32Master, SplitMaster, Kahan, Stochastic, Nearest }
 enum class Moments { Fp32, Bf16, Blockwise8 };
 enum class Optimizer { AdamW, Sgd, SgdMomentum, SgdNesterov };
 enum class Sum { None, Fp32, Bf16Kahan };
+/// Of linear layers: FP8, MXFP8 or NVFP4 products.
+enum class Recipe { None, Fp8Delayed, Fp8Current, Fp8Rowwise, Fp8Block, Mxfp8, Nvfp4 };
 enum class Loss { CrossEntropy, Mse, SmoothL1, BceWithLogits, Kl };
 
 enum class LayerKind {
@@ -126,6 +128,7 @@ struct Program {
 
   Compute compute{};
   Weights weights{};
+  Recipe recipe{};
   Moments moments{};
   Optimizer optimizer{};
   double loss_scale = 1;
@@ -166,6 +169,7 @@ std::vector<Program> smaller(const Program& program);
 
 std::string_view name(Compute);
 std::string_view name(Weights);
+std::string_view name(Recipe);
 std::string_view name(Moments);
 std::string_view name(Optimizer);
 std::string_view name(Sum);

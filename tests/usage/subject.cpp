@@ -22,9 +22,34 @@ at::ScalarType type_of(Compute compute) {
   return compute == Compute::Fp32 ? at::kFloat : compute == Compute::Bf16 ? at::kBFloat16 : at::kHalf;
 }
 
+hs::Recipe recipe_of(Recipe recipe) {
+  switch (recipe) {
+    case Recipe::Fp8Delayed:
+      return hs::Recipe::fp8_delayed();
+    case Recipe::Fp8Current:
+      return hs::Recipe::fp8_current();
+    case Recipe::Fp8Rowwise:
+      return hs::Recipe::fp8_rowwise();
+    case Recipe::Fp8Block:
+      return hs::Recipe::fp8_block();
+    case Recipe::Mxfp8:
+      return hs::Recipe::mxfp8();
+    default:
+      return hs::Recipe::nvfp4();
+  }
+}
+
 hs::Precision precision_of(const Program& p) {
   const auto weights = static_cast<hs::WeightStorage>(p.weights);
   if (p.compute == Compute::Fp32) return hs::Precision::fp32();
+  if (p.recipe != Recipe::None) {
+    auto precision = hs::Precision::with_recipe(recipe_of(p.recipe), weights);
+    for (size_t i = 0; i < p.layers.size(); ++i)
+      if (p.layers[i].kind == LayerKind::Linear)
+        precision.quantise("layer" + std::to_string(i) + ".m.weight");
+    precision.keep_high("*");
+    return precision;
+  }
   if (p.compute == Compute::Bf16) return hs::Precision::bf16(weights);
   auto precision = hs::Precision::fp16(weights);
   precision.loss_scaling->initial = p.loss_scale;
