@@ -104,6 +104,14 @@ extern const NormRows kScalarNormRows;
 extern const NormRows kAvx2NormRows;    // run only where cpu_features().avx2
 extern const NormRows kAvx512NormRows;  // run only where cpu_features().avx512
 
+/// What a scale is made from beside the largest magnitude.
+struct ScaleConstants {
+  double max;  // of the codes' format
+  float max_fp32;
+  std::int32_t largest_exponent;      // of the codes' format
+  float tensor_scale, tensor_encode;  // and its reciprocal: of E4m3 alone
+};
+
 /// Rows of a matrix on their way into codes and back. Index 0 is FP32, 1 is BF16.
 struct QuantiseRows {
   // magnitudes[i] = max(magnitudes[i], |values[i]|), as FP32 bits: a NaN is the largest.
@@ -114,6 +122,9 @@ struct QuantiseRows {
                                std::uint32_t* found);
   // factors[b * width ...] = of_blocks[b], width times.
   void (*spread)(const float* of_blocks, std::size_t width, std::size_t blocks, float* factors);
+  // By ScaleRule: what blocks of these magnitudes are multiplied by, and their scales as they are stored.
+  void (*scale_blocks[6])(const std::uint32_t* magnitudes, std::size_t count, const ScaleConstants& constants,
+                          void* stored, float* encodes);
   struct OfFormat {
     // codes[i] of values[i] * factors[i]. Adds to counts: how many were held at max, how many became 0.
     void (*encode[2])(const void* values, const float* factors, std::uint8_t* codes, std::size_t count,

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <span>
 
 #include "kernels/cast.h"
 #include "kernels/cast_constants.h"
@@ -17,18 +16,11 @@ namespace {
 constexpr std::size_t kChunk = 1024;
 constexpr std::size_t kCacheLine = 64;
 
-// Below it max / amax would not be a number; as torchao has it.
-constexpr double kLeastAmax = 1e-12;
 // Below it the factor of a block whose scale is E4M3's smallest would not be finite.
 constexpr float kLeastTensorScale = 0x1p-119f;
 
 constexpr float kE2m1Max = static_cast<float>(traits(Format::E2M1).max);
 constexpr float kE4m3Max = static_cast<float>(traits(Format::E4M3).max);
-constexpr float kE4m3MinNormal = static_cast<float>(traits(Format::E4M3).min_normal);
-
-constexpr std::uint32_t kE4m3Nan = traits(Format::E4M3).nan_code;
-constexpr unsigned kE4m3Bias = traits(Format::E4M3).bias;
-constexpr std::uint32_t kE8m0Nan = 255;
 
 int input_index(Format format) {
   HALFSTEP_CHECK(format == Format::FP32 || format == Format::BF16, "quantise: values are ",
@@ -48,87 +40,29 @@ const void* at_value(const QuantiseInput& input, std::size_t row, std::size_t co
   return static_cast<const char*>(input.values) + element * (input.format == Format::FP32 ? 4 : 2);
 }
 
-/// 2^exponent in FP32, also below the normal numbers.
-float power(int exponent) {
-  if (exponent >= -126) return std::bit_cast<float>(static_cast<std::uint32_t>(exponent + 127) << 23);
-  return std::bit_cast<float>(1u << (exponent + 149));
-}
-
-BlockScale of_float(float encode) {
-  const float decode = 1 / encode;
-  return {encode, decode, std::bit_cast<std::uint32_t>(decode)};
-}
-
-BlockScale of_e8m0(std::uint32_t code) {
-  if (code == kE8m0Nan) return {1, std::bit_cast<float>(kFp32QuietNan), code};
-  const int exponent = static_cast<int>(code) - 127;
-  return {power(-exponent), power(exponent), code};
-}
-
 /// The exponent of the largest power of two that the format holds.
 int largest_exponent(Format format) {
   const FormatTraits& t = traits(format);
   return static_cast<int>(t.max_code >> t.mantissa_bits) - t.bias;
 }
 
-void store_scale(void* scales, ScaleRule rule, std::size_t block, const BlockScale& scale) {
-  if (scale_bytes(rule) == 1)
-    static_cast<std::uint8_t*>(scales)[block] = static_cast<std::uint8_t>(scale.stored);
-  else
-    static_cast<float*>(scales)[block] = std::bit_cast<float>(scale.stored);
+constexpr bool is_one_byte(ScaleRule rule) {
+  return rule == ScaleRule::E8m0Floor || rule == ScaleRule::E8m0Ceil || rule == ScaleRule::E4m3;
 }
 
-/// Scales from magnitudes, with what they need to know of the format at hand.
-class BlockScaler {
- public:
-  BlockScaler(Format codes, ScaleRule rule, float tensor_scale)
-      : rule_(rule),
-        max_(traits(codes).max),
-        largest_exponent_(largest_exponent(codes)),
-        tensor_scale_(tensor_scale),
-        tensor_encode_(1 / tensor_scale) {}
+ScaleConstants scale_constants(Format codes, float tensor_scale) {
+  const double max = traits(codes).max;
+  return {.max = max,
+          .max_fp32 = static_cast<float>(max),
+          .largest_exponent = largest_exponent(codes),
+          .tensor_scale = tensor_scale,
+          .tensor_encode = 1 / tensor_scale};
+}
 
-  BlockScale of(std::uint32_t magnitude) const {
-    const bool finite = magnitude < kFp32Inf;
-    const float amax = std::bit_cast<float>(magnitude);
-    switch (rule_) {
-      case ScaleRule::Fp32:
-      case ScaleRule::PowerOfTwo: {
-        // What is not finite keeps a code of its own; its neighbours keep theirs.
-        if (!finite) return of_float(1);
-        const auto scale = static_cast<float>(max_ / std::max(double{amax}, kLeastAmax));
-        if (rule_ == ScaleRule::Fp32) return of_float(scale);
-        return of_float(std::bit_cast<float>(std::bit_cast<std::uint32_t>(scale) & kFp32Inf));
-      }
-      case ScaleRule::Unscaled:
-        return of_float(1);
-      case ScaleRule::E8m0Floor:
-        if (!finite) return of_e8m0(kE8m0Nan);
-        return of_e8m0(
-            static_cast<std::uint32_t>(std::max(static_cast<int>(magnitude >> 23) - largest_exponent_, 0)));
-      case ScaleRule::E8m0Ceil:
-        if (!finite) return of_e8m0(kE8m0Nan);
-        return of_e8m0(e8m0_ceil(amax / static_cast<float>(max_)));
-      case ScaleRule::E4m3: {
-        if (!finite) return {1, std::bit_cast<float>(kFp32QuietNan), kE4m3Nan};
-        // Between min_normal and max, where rounding to nearest even is that of a whole number of 20 bits
-        // fewer.
-        const float wanted = std::clamp(amax / kE2m1Max / tensor_scale_, kE4m3MinNormal, kE4m3Max);
-        const auto bits = std::bit_cast<std::uint32_t>(wanted);
-        const std::uint32_t rounded = (bits + 0x7ffff + ((bits >> 20) & 1)) >> 20;
-        const auto scale = std::bit_cast<float>(rounded << 20);
-        return {tensor_encode_ / scale, scale, rounded - ((127u - kE4m3Bias) << 3)};
-      }
-    }
-    HALFSTEP_BUG("unknown ScaleRule ", static_cast<int>(rule_));
-  }
-
- private:
-  ScaleRule rule_;
-  double max_;
-  int largest_exponent_;
-  float tensor_scale_, tensor_encode_;
-};
+/// Where the scale of a block lies.
+void* at_scale(void* scales, ScaleRule rule, std::size_t block) {
+  return static_cast<char*>(scales) + block * scale_bytes(rule);
+}
 
 std::size_t blocks_across(std::size_t columns, const BlockShape& block) {
   return (columns + block.columns - 1) / block.columns;
@@ -196,16 +130,15 @@ void quantise_wide_blocks(const QuantiseInput& input, const QuantiseRule& rule, 
                           RowEncoder& encoder, void* scales, QuantiseCounts& counts,
                           const KernelTable& table) {
   alignas(64) float factors[kChunk];
-  const BlockScaler scaler(rule.codes, rule.scale, rule.tensor_scale);
   const std::size_t end = band.first_column + band.columns;
   for (std::size_t column = band.first_column; column < end; column += rule.block.columns) {
     const Rectangle block{band.first_row, band.rows, column, std::min(rule.block.columns, end - column)};
     const std::uint32_t magnitude = largest_magnitude(input, block, table);
     counts.largest = std::max(counts.largest, magnitude);
-    const BlockScale scale = scaler.of(magnitude);
+    const BlockScale scale = block_scale(magnitude, rule.codes, rule.scale, rule.tensor_scale);
     const std::size_t index = block.first_row / rule.block.rows * blocks_across(input.columns, rule.block) +
                               column / rule.block.columns;
-    store_scale(scales, rule.scale, index, scale);
+    std::memcpy(at_scale(scales, rule.scale, index), &scale.stored, scale_bytes(rule.scale));
     std::fill_n(factors, kChunk, scale.encode);
     for (std::size_t row = block.first_row; row < block.first_row + block.rows; ++row)
       for (std::size_t begin = 0; begin < block.columns; begin += kChunk)
@@ -252,7 +185,7 @@ void quantise_narrow_blocks(const QuantiseInput& input, const QuantiseRule& rule
                             const KernelTable& table) {
   alignas(64) std::uint32_t magnitudes[kChunk];
   alignas(64) float encodes[kChunk], factors[kChunk];
-  const BlockScaler scaler(rule.codes, rule.scale, rule.tensor_scale);
+  const ScaleConstants constants = scale_constants(rule.codes, rule.tensor_scale);
   const std::size_t width = rule.block.columns;
   const std::size_t step = kChunk / width * width, end = band.first_column + band.columns;
   for (std::size_t first = band.first_column; first < end; first += step) {
@@ -260,13 +193,9 @@ void quantise_narrow_blocks(const QuantiseInput& input, const QuantiseRule& rule
     find_largest(input, width, {band.first_row, band.rows, first, count}, magnitudes, table);
     const std::size_t index =
         band.first_row / rule.block.rows * blocks_across(input.columns, rule.block) + first / width;
-    std::uint32_t largest = 0;
-    for (std::size_t block = 0; block < blocks; ++block) {
-      largest = std::max(largest, magnitudes[block]);
-      const BlockScale scale = scaler.of(magnitudes[block]);
-      store_scale(scales, rule.scale, index + block, scale);
-      encodes[block] = scale.encode;
-    }
+    table.quantise->scale_blocks[static_cast<std::size_t>(rule.scale)](
+        magnitudes, blocks, constants, at_scale(scales, rule.scale, index), encodes);
+    const std::uint32_t largest = table.quantise->largest[0](magnitudes, blocks);
     counts.largest = std::max(counts.largest, largest);
     if (width > 1) spread(encodes, width, factors, count, table);
     for (std::size_t row = band.first_row; row < band.first_row + band.rows; ++row)
@@ -276,12 +205,14 @@ void quantise_narrow_blocks(const QuantiseInput& input, const QuantiseRule& rule
 
 }  // namespace
 
-std::size_t scale_bytes(ScaleRule rule) {
-  return rule == ScaleRule::Fp32 || rule == ScaleRule::PowerOfTwo || rule == ScaleRule::Unscaled ? 4 : 1;
-}
+std::size_t scale_bytes(ScaleRule rule) { return is_one_byte(rule) ? 1 : 4; }
 
 BlockScale block_scale(std::uint32_t magnitude, Format codes, ScaleRule rule, float tensor_scale) {
-  return BlockScaler(codes, rule, tensor_scale).of(magnitude);
+  BlockScale scale{};
+  kScalarKernels.quantise->scale_blocks[static_cast<std::size_t>(rule)](
+      &magnitude, 1, scale_constants(codes, tensor_scale), &scale.stored, &scale.encode);
+  scale.decode = decoded_scale(&scale.stored, rule, 0);
+  return scale;
 }
 
 float decoded_scale(const void* scales, ScaleRule rule, std::size_t block) {
@@ -292,7 +223,7 @@ float decoded_scale(const void* scales, ScaleRule rule, std::size_t block) {
       return static_cast<const float*>(scales)[block];
     case ScaleRule::E8m0Floor:
     case ScaleRule::E8m0Ceil:
-      return of_e8m0(static_cast<const std::uint8_t*>(scales)[block]).decode;
+      return decode_float(static_cast<const std::uint8_t*>(scales)[block], Format::E8M0);
     case ScaleRule::E4m3:
       return decode_float(static_cast<const std::uint8_t*>(scales)[block], Format::E4M3);
   }

@@ -2,6 +2,8 @@
 // local to that file, see avx512.cpp for why.
 #pragma once
 
+#include <halfstep/recipe.h>
+
 #include <bit>
 #include <type_traits>
 
@@ -71,6 +73,65 @@ void spread(const float* __restrict of_blocks, std::size_t any_width, std::size_
     for (std::size_t block = 0; block < blocks; ++block)
       for (std::size_t i = 0; i < width; ++i) factors[block * width + i] = of_blocks[block];
   });
+}
+
+// Below it max / amax would not be a number; as torchao has it.
+constexpr double kLeastAmax = 1e-12;
+
+/// Every choice is one between two numbers, so that the compiler finds no branch.
+template <ScaleRule rule>
+void scale_blocks(const std::uint32_t* __restrict magnitudes, std::size_t count, const ScaleConstants& given,
+                  void* stored, float* __restrict encodes) {
+  const ScaleConstants k =
+      given;  // a copy: what is written could lie in the other, for all the compiler knows
+  auto* __restrict floats = static_cast<float*>(stored);
+  auto* __restrict codes = static_cast<std::uint8_t*>(stored);
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint32_t magnitude = magnitudes[i];
+    const bool finite = magnitude < kFp32Inf;
+    const float amax = std::bit_cast<float>(finite ? magnitude : 0u);
+    if constexpr (rule == ScaleRule::Unscaled) {
+      encodes[i] = floats[i] = 1;
+    } else if constexpr (rule == ScaleRule::Fp32 || rule == ScaleRule::PowerOfTwo) {
+      const double held = double{amax} > kLeastAmax ? double{amax} : kLeastAmax;
+      const auto scale = static_cast<float>(k.max / held);
+      const auto power = std::bit_cast<float>(std::bit_cast<std::uint32_t>(scale) & kFp32Inf);
+      // What is not finite keeps a code of its own; its neighbours keep theirs.
+      const float encode = finite ? (rule == ScaleRule::Fp32 ? scale : power) : 1.0f;
+      encodes[i] = encode;
+      floats[i] = 1 / encode;
+    } else if constexpr (rule == ScaleRule::E8m0Floor || rule == ScaleRule::E8m0Ceil) {
+      std::uint32_t code;
+      if constexpr (rule == ScaleRule::E8m0Floor) {
+        const auto exponent = static_cast<std::int32_t>(magnitude >> 23) - k.largest_exponent;
+        code = static_cast<std::uint32_t>(exponent > 0 ? exponent : 0);
+      } else {
+        // e8m0_ceil, of a number that is neither negative nor too large.
+        const auto bits = std::bit_cast<std::uint32_t>(amax / k.max_fp32);
+        const std::uint32_t fraction_of_floor = bits < kFp32HiddenBit ? 0x400000 : 0;
+        code = (bits >> 23) + ((bits & 0x7fffff) > fraction_of_floor ? 1u : 0u);
+      }
+      // 2^(127 - code), which below the normal numbers is one bit less.
+      const std::uint32_t encode = code == 254 ? 1u << 22 : (254 - code) << 23;
+      encodes[i] = std::bit_cast<float>(finite ? encode : std::bit_cast<std::uint32_t>(1.0f));
+      codes[i] = static_cast<std::uint8_t>(finite ? code : 255u);  // NaN
+    } else {
+      static_assert(rule == ScaleRule::E4m3);
+      constexpr CastConstants e4m3 = cast_constants(Format::E4M3);
+      constexpr auto kMax = static_cast<float>(traits(Format::E4M3).max);
+      constexpr auto kMinNormal = static_cast<float>(traits(Format::E4M3).min_normal);
+      constexpr auto kMostOfCodes = static_cast<float>(traits(Format::E2M1).max);
+      // Between min_normal and max, where rounding to nearest even is that of a whole number of 20 bits
+      // fewer.
+      float wanted = amax / kMostOfCodes / k.tensor_scale;
+      wanted = wanted > kMinNormal ? wanted : kMinNormal;
+      wanted = wanted < kMax ? wanted : kMax;
+      const auto bits = std::bit_cast<std::uint32_t>(wanted);
+      const std::uint32_t rounded = (bits + 0x7ffff + ((bits >> 20) & 1)) >> 20;
+      encodes[i] = finite ? k.tensor_encode / std::bit_cast<float>(rounded << 20) : 1.0f;
+      codes[i] = static_cast<std::uint8_t>(finite ? rounded - ((127u - e4m3.bias) << 3) : e4m3.nan_code);
+    }
+  }
 }
 
 /// Codes of values * factors. Adding a power of two whose neighbours are as far apart as the format's are
@@ -153,6 +214,9 @@ constexpr QuantiseRows kRows = {
     .largest = {largest<float>, largest<std::uint16_t>},
     .largest_of_blocks = {largest_of_blocks<float>, largest_of_blocks<std::uint16_t>},
     .spread = spread,
+    .scale_blocks = {scale_blocks<ScaleRule::Fp32>, scale_blocks<ScaleRule::PowerOfTwo>,
+                     scale_blocks<ScaleRule::E8m0Floor>, scale_blocks<ScaleRule::E8m0Ceil>,
+                     scale_blocks<ScaleRule::Unscaled>, scale_blocks<ScaleRule::E4m3>},
     .of_format = {rows_of<Format::E4M3>(), rows_of<Format::E5M2>(), rows_of<Format::E2M1>()}};
 
 }  // namespace
