@@ -5,7 +5,7 @@ from xml.sax.saxutils import escape
 
 WIDTH, LEFT, RIGHT, TITLE, GAP, AXIS = 760, 64, 16, 24, 26, 34
 # Told apart by people who see few colours too, and on both backgrounds.
-COLOURS = ("#3b7dd8", "#d9822b", "#2f9e6b", "#b5559e")
+COLOURS = ("#3b7dd8", "#d9822b", "#2f9e6b", "#b5559e", "#7a7f87")
 STYLE = """<style>
   svg { font: 12px system-ui, sans-serif; color: #1f2328; }
   @media (prefers-color-scheme: dark) { svg { color: #e6edf3; } }
