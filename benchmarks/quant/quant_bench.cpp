@@ -117,7 +117,7 @@ std::vector<std::vector<double>> time_linear_layers(const std::vector<Precision>
 Ratio bandwidth_share(const halfstep::OperandRule& rule, bool known_scale, int rounds) {
   const at::Tensor matrix = at::randn({8192, 3072}).to(at::kBFloat16);
   ReadModifyWrite memory(static_cast<std::int64_t>(matrix.nbytes()), at::kCPU);
-    // Read once and written as codes of half the size; read twice where one scale of its own is for all.
+  // Read once and written as codes of half the size; read twice where one scale of its own is for all.
   const bool read_twice = !known_scale && rule.block_along == 0 && rule.block_across == 0;
   const double bytes = static_cast<double>(matrix.nbytes()) * (read_twice ? 2.5 : 1.5);
   std::vector<double> quantiser, pass;
@@ -160,10 +160,9 @@ int run(int argc, char** argv) {
   app.add_option("--threads", threads, "Threads of LibTorch and of Halfstep")->check(CLI::Range(1, 1024));
   app.add_option("--floor", floor, "Share of each goal to insist on")->check(CLI::Range(0.0, 1.0));
   CLI11_PARSE(app, argc, argv);
-    at::set_num_threads(threads);
+  at::set_num_threads(threads);
   // As halfstep train has it: codes of the last step leave their memory to those of the next.
   halfstep::install_cpu_allocator();
-
 
   std::vector<Precision> precisions = {Precision::bf16()};
   for (const Precision& precision : recipes()) precisions.push_back(precision);

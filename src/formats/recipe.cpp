@@ -29,6 +29,11 @@ void check_operand(const Recipe& recipe, const char* product, const OperandRule&
     refuse("E2M1 codes need scales in E4M3 or E8M0, which can say that a value is not finite.");
   if (rule.scale == ScaleRule::E4m3 && rule.format != Format::E2M1)
     refuse("scales in E4M3 belong to E2M1 codes, not to ", traits(rule.format).name, ".");
+  if (rule.scale == ScaleRule::E4m3 && (rule.block_along == kAll || rule.block_across == kAll))
+    refuse("scales in E4M3 are for blocks: set block_along and block_across.");
+  // What is remembered is how large values are before the transform, which makes them up to 4 times larger.
+  if (recipe.delayed && rule.hadamard)
+    refuse("delayed scaling and the Hadamard transform do not go together. Use fp8_current().");
   // Such a scale varies along the sum and must be exact beside a code: no epilogue can apply it.
   if (rule.scale == ScaleRule::Fp32 && rule.block_along != kAll)
     refuse("FP32 scales for blocks of ", rule.block_along,

@@ -106,8 +106,9 @@ extern const NormRows kAvx512NormRows;  // run only where cpu_features().avx512
 
 /// What a scale is made from beside the largest magnitude.
 struct ScaleConstants {
-  double max;  // of the codes' format
-  float max_fp32;
+  double max;                  // of the codes' format
+  std::uint32_t max_fraction;  // the bits after its first, as FP32 has them
+
   std::int32_t largest_exponent;      // of the codes' format
   float tensor_scale, tensor_encode;  // and its reciprocal: of E4m3 alone
 };

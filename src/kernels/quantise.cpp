@@ -53,7 +53,7 @@ constexpr bool is_one_byte(ScaleRule rule) {
 ScaleConstants scale_constants(Format codes, float tensor_scale) {
   const double max = traits(codes).max;
   return {.max = max,
-          .max_fp32 = static_cast<float>(max),
+          .max_fraction = std::bit_cast<std::uint32_t>(static_cast<float>(max)) & 0x7fffff,
           .largest_exponent = largest_exponent(codes),
           .tensor_scale = tensor_scale,
           .tensor_encode = 1 / tensor_scale};
@@ -65,7 +65,7 @@ void* at_scale(void* scales, ScaleRule rule, std::size_t block) {
 }
 
 std::size_t blocks_across(std::size_t columns, const BlockShape& block) {
-  return (columns + block.columns - 1) / block.columns;
+  return block.columns == 0 ? 0 : (columns + block.columns - 1) / block.columns;
 }
 
 /// One row, or a part of it: codes of values * factors. `largest` is at least the largest magnitude in it.
@@ -106,14 +106,20 @@ class RowEncoder {
     alignas(64) float products[kChunk];
     table_.update->load_grads[input_.format == Format::FP32 ? kFp32Grads : kBf16Grads](values, 1, products,
                                                                                        count);
-    for (std::size_t i = 0; i < count; ++i) products[i] *= factors[i];
+    bool is_zero[kChunk], is_finite[kChunk];
+    for (std::size_t i = 0; i < count; ++i) {
+      is_zero[i] = products[i] == 0;
+      is_finite[i] = (std::bit_cast<std::uint32_t>(products[i]) & ~kFp32Sign) < kFp32Inf;
+      products[i] *= factors[i];
+    }
+
     cast_stochastic({products, count}, format_, {.rounding = Rounding::Stochastic},
                     {stochastic_->key, stochastic_->first_element + element}, codes_ + element, table_);
     const auto max = static_cast<float>(traits(format_).max);
     const std::uint8_t magnitude_bits = static_cast<std::uint8_t>((1u << (traits(format_).bits - 1)) - 1);
     for (std::size_t i = 0; i < count; ++i) {
-      found[0] += products[i] > max || products[i] < -max;
-      found[1] += (codes_[element + i] & magnitude_bits) == 0 && products[i] != 0;
+      found[0] += is_finite[i] && (products[i] > max || products[i] < -max);
+      found[1] += (codes_[element + i] & magnitude_bits) == 0 && !is_zero[i];
     }
   }
 
@@ -248,10 +254,11 @@ void quantise(const QuantiseInput& input, const QuantiseRule& rule, const Rectan
 }
 
 void quantise_scaled(const QuantiseInput& input, Format codes_format, float encode, const Rectangle& part,
-                     std::uint8_t* codes, QuantiseCounts& counts, const KernelTable& table) {
+                     std::uint8_t* codes, QuantiseCounts& counts, const StochasticStream* stochastic,
+                     const KernelTable& table) {
   alignas(64) float factors[kChunk];
   std::fill_n(factors, kChunk, encode);
-  RowEncoder encoder(input, codes_format, codes, nullptr, table);
+  RowEncoder encoder(input, codes_format, codes, stochastic, table);
   const auto largest = table.quantise->largest[input_index(input.format)];
   for (std::size_t row = part.first_row; row < part.first_row + part.rows; ++row)
     for (std::size_t begin = 0; begin < part.columns; begin += kChunk) {
@@ -280,9 +287,12 @@ void dequantise(const std::uint8_t* codes, const void* scales, const QuantiseRul
   const std::size_t width = std::max<std::size_t>(1, rule.block.columns);
   const std::size_t output_bytes = output_format == Format::FP32 ? 4 : 2;
   const std::size_t across = blocks_across(columns, rule.block);
-  const std::size_t step = width > kChunk ? kChunk : kChunk / width * width;
-  for (std::size_t begin = 0; begin < part.columns; begin += step) {
-    const std::size_t first = part.first_column + begin, count = std::min(step, part.columns - begin);
+  const std::size_t end = part.first_column + part.columns;
+  for (std::size_t first = part.first_column, count = 0; first < end; first += count) {
+    // Whole blocks, or a part of one.
+    const std::size_t step =
+        width > kChunk ? std::min(kChunk, (first / width + 1) * width - first) : kChunk / width * width;
+    count = std::min(step, end - first);
     if (!scales) std::fill_n(factors, count, 1.0f);
     std::size_t factors_of_band = rows;  // none yet
     for (std::size_t row = part.first_row; row < part.first_row + part.rows; ++row) {

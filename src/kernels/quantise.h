@@ -1,7 +1,8 @@
 // Quantised matrices: codes of 8 or 4 bits, one to a byte, and the scales that blocks of them share.
 //
-// A value is multiplied in FP32 and rounded once, to nearest even. Nothing finite becomes infinite: what lies
-// above the format's max is held there and counted. What is not finite stays visible: as Inf or NaN in a
+// A value is multiplied in FP32 and rounded once, to nearest even. No code of a finite value is infinite:
+// what lies above the format's max is held there and counted. (Decoded beside a power-of-two scale, what
+// rounds up to 2^128 is infinite again, and seen.) What is not finite stays visible: as Inf or NaN in a
 // format that has them, else in the scale of its block.
 #pragma once
 
@@ -77,7 +78,8 @@ void quantise(const QuantiseInput& input, const QuantiseRule& rule, const Rectan
 
 /// The same with a scale that is known already, one for all.
 void quantise_scaled(const QuantiseInput& input, Format codes_format, float encode, const Rectangle& part,
-                     std::uint8_t* codes, QuantiseCounts& counts, const KernelTable& table = kernels());
+                     std::uint8_t* codes, QuantiseCounts& counts,
+                     const StochasticStream* stochastic = nullptr, const KernelTable& table = kernels());
 
 /// The largest magnitude of a part, as FP32 bits: at least 0x7f800000 where it is not finite.
 std::uint32_t largest_magnitude(const QuantiseInput& input, const Rectangle& part,

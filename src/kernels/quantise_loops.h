@@ -106,10 +106,12 @@ void scale_blocks(const std::uint32_t* __restrict magnitudes, std::size_t count,
         const auto exponent = static_cast<std::int32_t>(magnitude >> 23) - k.largest_exponent;
         code = static_cast<std::uint32_t>(exponent > 0 ? exponent : 0);
       } else {
-        // e8m0_ceil, of a number that is neither negative nor too large.
-        const auto bits = std::bit_cast<std::uint32_t>(amax / k.max_fp32);
-        const std::uint32_t fraction_of_floor = bits < kFp32HiddenBit ? 0x400000 : 0;
-        code = (bits >> 23) + ((bits & 0x7fffff) > fraction_of_floor ? 1u : 0u);
+        // e8m0_ceil(amax / max) without the quotient, which may lie below the normal numbers.
+        const std::uint32_t fraction = magnitude & 0x7fffff;
+        const auto exponent =
+            static_cast<std::int32_t>((magnitude >> 23) + (fraction > k.max_fraction ? 1u : 0u)) -
+            k.largest_exponent;
+        code = static_cast<std::uint32_t>(exponent > 0 ? exponent : 0);
       }
       // 2^(127 - code), which below the normal numbers is one bit less.
       const std::uint32_t encode = code == 254 ? 1u << 22 : (254 - code) << 23;

@@ -126,7 +126,7 @@ class QuantisedLinear : public torch::autograd::Function<QuantisedLinear> {
     if (weight.requires_grad() && layer.recipe().weight_grad.quantised) {
       if (!kept)
         kept = layer.quantise(x, layer.recipe().weight_grad.right, Role::Input, /*sums_over_rows=*/true,
-                              /*noted=*/false);
+                              /*noted=*/!layer.recipe().forward.quantised);
       variables.push_back(kept->codes);
       variables.push_back(kept->scales);
       context->saved_data["outer_scale"] = static_cast<double>(kept->outer_scale);
@@ -144,8 +144,8 @@ class QuantisedLinear : public torch::autograd::Function<QuantisedLinear> {
     }
     const Quantised left =
         layer.quantise(dy, rule.left, Role::Grad, /*sums_over_rows=*/false, /*noted=*/true);
-    return product(left, quantised_weight(layer, weight, rule.right, /*over_out=*/true, /*noted=*/false), {},
-                   type);
+    const bool noted = !layer.recipe().forward.quantised;  // else forward has
+    return product(left, quantised_weight(layer, weight, rule.right, /*over_out=*/true, noted), {}, type);
   }
 
   static at::Tensor quantised_weight_grad(torch::autograd::AutogradContext* context, QuantLayer& layer,
@@ -224,7 +224,10 @@ std::optional<Call> addmm_call(OpArguments given, const OpContext& context) {
   const bool is_layer = given[1].toTensor().dim() == 2 && bias.dim() == 1 && given[3].toScalar().equal(1) &&
                         given[4].toScalar().equal(1);
   if (!is_layer) return std::nullopt;
-  return call_of(given[1].toTensor(), weight, bias, /*is_in_by_out=*/true, context);
+  // One number for all columns is a bias, too.
+  const bool is_one = weight.dim() == 2 && bias.size(0) == 1;
+  return call_of(given[1].toTensor(), weight, is_one ? bias.expand({weight.size(1)}) : bias,
+                 /*is_in_by_out=*/true, context);
 }
 
 /// torch::nn::Linear without a bias, or of more than two dimensions.

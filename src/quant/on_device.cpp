@@ -67,13 +67,16 @@ void check_runs_on_device(const Recipe& recipe, const at::Device& device) {
   for (const ProductRule* product : {&recipe.forward, &recipe.input_grad, &recipe.weight_grad}) {
     if (!product->quantised) continue;
     for (const OperandRule* rule : {&product->left, &product->right})
-      HALFSTEP_CHECK((has_one_scale(*rule) || has_row_scales(*rule)) && !rule->hadamard &&
-                         !rule->stochastic && rule->format != Format::E2M1,
-                     "MixedPrecision: recipe ", recipe.name, " has scales for blocks, and the model is on ",
-                     device,
-                     ". There products run by at::_scaled_mm with one scale for each tensor or row: use "
-                     "Precision::fp8_delayed(), fp8_current() or fp8_rowwise(), or study ",
-                     recipe.name, " on the CPU.");
+      HALFSTEP_CHECK(
+          (has_one_scale(*rule) || has_row_scales(*rule)) && !rule->hadamard && !rule->stochastic &&
+              rule->format != Format::E2M1 &&
+              (rule->scale == ScaleRule::Fp32 || rule->scale == ScaleRule::PowerOfTwo ||
+               rule->scale == ScaleRule::Unscaled),
+          "MixedPrecision: recipe ", recipe.name, " and a model on ", device,
+          ". Products run there by at::_scaled_mm: one FP32 or power-of-two scale for each tensor or "
+          "row, FP8 rounded to nearest. Use Precision::fp8_delayed(), fp8_current() or fp8_rowwise(), "
+          "or study ",
+          recipe.name, " on the CPU.");
   }
 }
 
@@ -150,7 +153,8 @@ void AmaxHistoryOnDevice::end_step(const at::Tensor& skipped, std::int64_t lengt
   const c10::InferenceMode as_for_training(false);  // what is made here outlives an evaluation
   if (!past_.defined()) past_ = at::full({length}, kNone, this_step_.options());
   const at::Tensor longer = at::cat({past_, this_step_.reshape({1})}).narrow(0, 1, length);
-  past_ = at::where(at::isfinite(this_step_).logical_and(skipped == 0), longer, past_);
+  past_ = at::where(at::isfinite(this_step_).logical_and(this_step_ > 0).logical_and(skipped == 0), longer,
+                    past_);
   this_step_.reset();
 }
 

@@ -93,6 +93,10 @@ std::uint32_t largest_magnitude_of(const QuantiseInput& input) {
   return counts.largest;
 }
 
+StochasticStream stream_of(const QuantiseRequest& request) {
+  return {.key = {.seed = request.random.seed, .tensor = request.random.tensor, .step = request.random.cast}};
+}
+
 void quantise_with_one_scale(const QuantiseInput& input, const QuantiseRequest& request, Quantised& made,
                              QuantiseCounts& counts) {
   const std::uint32_t magnitude =
@@ -100,10 +104,12 @@ void quantise_with_one_scale(const QuantiseInput& input, const QuantiseRequest& 
   const BlockScale scale = block_scale(magnitude, made.rule.format, made.rule.scale, /*tensor_scale=*/1);
   const float margin = std::ldexp(1.0f, request.margin);
   made.outer_scale = scale.decode * margin;
+  const StochasticStream stream = stream_of(request);
   over_rows(static_cast<std::int64_t>(input.rows), 1, static_cast<std::int64_t>(input.columns), counts,
             [&](std::size_t first, std::size_t rows, QuantiseCounts& found) {
               quantise_scaled(input, made.rule.format, scale.encode / margin, {first, rows, 0, input.columns},
-                              made.codes.mutable_data_ptr<std::uint8_t>(), found);
+                              made.codes.mutable_data_ptr<std::uint8_t>(), found,
+                              made.rule.stochastic ? &stream : nullptr);
             });
 }
 
@@ -112,8 +118,7 @@ void quantise_blocks(const QuantiseInput& input, const QuantiseRequest& request,
   QuantiseRule rule{.codes = made.rule.format, .block = block, .scale = made.rule.scale};
   if (rule.scale == ScaleRule::E4m3)
     rule.tensor_scale = made.outer_scale = nvfp4_tensor_scale(largest_magnitude_of(input));
-  const StochasticStream stream{
-      .key = {.seed = request.random.seed, .tensor = request.random.tensor, .step = request.random.cast}};
+  const StochasticStream stream = stream_of(request);
   const StochasticStream* random = made.rule.stochastic ? &stream : nullptr;
   std::uint8_t* codes = made.codes.mutable_data_ptr<std::uint8_t>();
   void* scales = made.scales.mutable_data_ptr();
@@ -155,7 +160,7 @@ at::Tensor decoded_codes(const Quantised& matrix, bool with_scales, at::ScalarTy
 /// The FP32 factors of each row of a result, where scales vary across the sum and are not exact in the
 /// operand; empty otherwise.
 std::vector<float> factors_across(const Quantised& matrix) {
-  if (!matrix.scales.defined() || scales_are_exact(matrix.rule)) return {};
+  if (!matrix.scales.defined() || matrix.scales.numel() == 0 || scales_are_exact(matrix.rule)) return {};
   const std::int64_t across = matrix.codes.size(matrix.sums_over_rows ? 1 : 0);
   const auto block = static_cast<std::int64_t>(matrix.rule.block_across);
   const float* scales = matrix.scales.const_data_ptr<float>();
@@ -164,9 +169,21 @@ std::vector<float> factors_across(const Quantised& matrix) {
   return factors;
 }
 
+/// Whether every decoded value that is not zero is a normal number of BF16: AMX takes others for zero.
+bool is_normal_in_bf16(const Quantised& matrix) {
+  const bool has_e8m0 = matrix.rule.scale == ScaleRule::E8m0Floor || matrix.rule.scale == ScaleRule::E8m0Ceil;
+  if (!has_e8m0 || !matrix.scales.defined()) return true;
+  // E5M2's smallest code is 2^-16, and 2^-126 the smallest normal number.
+  constexpr std::uint8_t kLeast = 127 - 126 + 16;
+  const std::uint8_t* scales = matrix.scales.const_data_ptr<std::uint8_t>();
+  return std::all_of(scales, scales + matrix.scales.numel(),
+                     [](std::uint8_t code) { return code >= kLeast; });
+}
+
 /// left x right in FP32, before scales that vary across the sum.
 at::Tensor bare_product(const Quantised& left, const Quantised& right) {
-  const bool in_bf16 = cpu_features().amx_bf16 && cblas_gemm_bf16bf16f32 != nullptr;
+  const bool in_bf16 = cpu_features().amx_bf16 && cblas_gemm_bf16bf16f32 != nullptr &&
+                       is_normal_in_bf16(left) && is_normal_in_bf16(right);
   const at::ScalarType type = in_bf16 ? at::kBFloat16 : at::kFloat;
   const auto operand = [&](const Quantised& matrix) {
     return decoded_codes(matrix, scales_are_exact(matrix.rule), type);
@@ -241,8 +258,14 @@ at::Tensor product(const Quantised& left, const Quantised& right, const at::Tens
   const std::int64_t rows = sums.size(0), columns = sums.size(1);
   const std::vector<float> of_rows = factors_across(left), of_columns = factors_across(right);
   const float outer = left.outer_scale * right.outer_scale;
-  // A product of two scales may leave FP32's range where each is in it.
-  const bool outer_is_normal = std::isnormal(outer);
+  // Scales together may leave FP32's range where the result does not. Sums of codes lie between 2^-25 and, of
+  // 2^20 terms, 2^45: one factor or two within these bounds keep them normal numbers.
+  const bool is_one = of_rows.empty() && of_columns.empty();
+  const auto is_modest = [&](float factor) {
+    return is_one ? factor >= 0x1p-100f && factor <= 0x1p80f : factor >= 0x1p-50f && factor <= 0x1p40f;
+  };
+  const bool in_fp32 = is_modest(outer) && std::ranges::all_of(of_rows, is_modest) &&
+                       std::ranges::all_of(of_columns, is_modest);
   const at::Tensor added = bias.defined() ? bias.detach().to(at::kFloat).contiguous() : at::Tensor();
   const float* addends = bias.defined() ? added.const_data_ptr<float>() : nullptr;
   const at::Tensor result =
@@ -251,15 +274,18 @@ at::Tensor product(const Quantised& left, const Quantised& right, const at::Tens
     for (std::int64_t row = begin; row < end; ++row) {
       float* values = sums.mutable_data_ptr<float>() + row * columns;
       const float of_row = of_rows.empty() ? 1 : of_rows[static_cast<std::size_t>(row)];
-      if (outer_is_normal) {
+      if (in_fp32) {
         const float factor = outer * of_row;
         for (std::int64_t i = 0; i < columns; ++i) values[i] *= factor;
+        if (!of_columns.empty())
+          for (std::int64_t i = 0; i < columns; ++i) values[i] *= of_columns[static_cast<std::size_t>(i)];
       } else {
-        for (std::int64_t i = 0; i < columns; ++i)
-          values[i] = values[i] * left.outer_scale * right.outer_scale * of_row;
+        const double factor = double{left.outer_scale} * double{right.outer_scale} * double{of_row};
+        for (std::int64_t i = 0; i < columns; ++i) {
+          const float of_column = of_columns.empty() ? 1 : of_columns[static_cast<std::size_t>(i)];
+          values[i] = static_cast<float>(double{values[i]} * factor * double{of_column});
+        }
       }
-      if (!of_columns.empty())
-        for (std::int64_t i = 0; i < columns; ++i) values[i] *= of_columns[static_cast<std::size_t>(i)];
       if (addends)
         for (std::int64_t i = 0; i < columns; ++i) values[i] += addends[i];
       if (output == at::kBFloat16) {

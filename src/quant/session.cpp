@@ -28,7 +28,8 @@ void AmaxHistory::note(float amax) {
 }
 
 void AmaxHistory::end_step(bool skipped, std::int64_t length) {
-  if (this_step_ && !skipped && std::isfinite(*this_step_)) {
+  // Zeros tell nothing of the size of what will come: a scale made from them would hold all of it at max.
+  if (this_step_ && !skipped && std::isfinite(*this_step_) && *this_step_ > 0) {
     past_.push_back(*this_step_);
     if (past_.size() > static_cast<std::size_t>(length)) past_.erase(past_.begin());
   }

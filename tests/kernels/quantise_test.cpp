@@ -200,7 +200,7 @@ TEST(Quantise, CountsWhatSaturatesAndWhatVanishes) {
     std::vector<std::uint8_t> codes(100);
     QuantiseCounts counts;
     quantise_scaled({Format::FP32, values.data(), 1, 100, 100}, Format::E4M3, 1, {0, 1, 0, 100}, codes.data(),
-                    counts, *table);
+                    counts, nullptr, *table);
     EXPECT_EQ(counts.vanished, 2u);
     EXPECT_EQ(counts.saturated, 2u);  // 449 rounds to 448
     EXPECT_EQ(std::bit_cast<float>(counts.largest), 1000.0f);
@@ -247,12 +247,65 @@ TEST(Quantise, CodesAndCountsAroundEveryEdgeOfEveryFormatAreThoseOfExactArithmet
             QuantiseCounts counts;
             const void* input = format == Format::FP32 ? static_cast<const void*>(values.data()) : low.data();
             quantise_scaled({format, input, 1, count, count}, codes, factor, {0, 1, 0, count}, found.data(),
-                            counts, *table);
+                            counts, nullptr, *table);
             EXPECT_EQ(found, expected);
             EXPECT_EQ(counts.vanished, exact.vanished);
             EXPECT_EQ(counts.saturated, exact.saturated);
           }
         }
+}
+
+TEST(Quantise, BlocksOfAnyWidthAreDecodedWithTheirOwnScales) {
+  // The kernels take 1,024 columns at a time; blocks may end anywhere.
+  const std::size_t rows = 3, columns = 4096;
+  std::vector<float> values(rows * columns);
+  for (const std::size_t width : {512u, 1000u, 1024u, 1500u, 1536u, 2048u, 3000u, 5000u})
+    for (const KernelTable* table : available_kernels()) {
+      for (std::size_t i = 0; i < values.size(); ++i)
+        values[i] = (i % columns < width ? 1000.0f : 1.0f) * static_cast<float>(1 + i % 7);
+      const QuantiseRule rule{Format::E4M3, {1, width}, ScaleRule::PowerOfTwo};
+      std::vector<std::uint8_t> codes(values.size());
+      std::vector<float> scales(values.size()), back(values.size());
+      QuantiseCounts counts;
+      quantise({Format::FP32, values.data(), rows, columns, columns}, rule, {0, rows, 0, columns},
+               codes.data(), scales.data(), counts, nullptr, *table);
+      dequantise(codes.data(), scales.data(), rule, rows, columns, {0, rows, 0, columns}, Format::FP32,
+                 back.data(), *table);
+      for (std::size_t i = 0; i < values.size(); ++i)
+        ASSERT_NEAR(back[i], values[i], values[i] / 16) << width << " at " << i << ", " << table->isa;
+    }
+}
+
+TEST(Quantise, FlushingToZeroChangesNoScale) {
+  const unsigned int before = __builtin_ia32_stmxcsr();
+  for (const float amax : {4e-36f, 1e-37f, 1e-40f, 1.0f, 448.0f, 448.0001f}) {
+    const auto magnitude = std::bit_cast<std::uint32_t>(amax);
+    for (const ScaleRule rule :
+         {ScaleRule::E8m0Ceil, ScaleRule::E8m0Floor, ScaleRule::Fp32, ScaleRule::PowerOfTwo}) {
+      const auto plain = block_scale(magnitude, Format::E4M3, rule, 1).stored;
+      __builtin_ia32_ldmxcsr(before | 0x8040u);
+      const auto flushed = block_scale(magnitude, Format::E4M3, rule, 1).stored;
+      __builtin_ia32_ldmxcsr(before);
+      EXPECT_EQ(flushed, plain) << amax << ", rule " << static_cast<int>(rule);
+    }
+    EXPECT_EQ(block_scale(magnitude, Format::E4M3, ScaleRule::E8m0Ceil, 1).stored, e8m0_ceil(amax / 448))
+        << amax;
+  }
+}
+
+TEST(Quantise, StochasticCodesAreCountedByTheirValues) {
+  std::vector<float> values(16, 1e-30f);
+  values[0] = 1e25f;
+  for (const float bad : {0.0f, std::numeric_limits<float>::infinity()}) {
+    values[1] = bad;
+    const StochasticStream stream{};
+    std::vector<std::uint8_t> codes(16);
+    QuantiseCounts counts;
+    quantise_scaled({Format::FP32, values.data(), 1, 16, 16}, Format::E4M3, 448e-25f, {0, 1, 0, 16},
+                    codes.data(), counts, &stream);
+    EXPECT_EQ(counts.vanished, 14u);
+    EXPECT_EQ(counts.saturated, 0u);
+  }
 }
 
 TEST(Quantise, PartsOfAMatrixMakeTheWhole) {

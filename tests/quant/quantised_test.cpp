@@ -117,6 +117,41 @@ TEST(QuantisedMatrices, AreTheSameForEveryLayoutAndNumberOfThreads) {
   at::set_num_threads(threads);
 }
 
+TEST(QuantisedProducts, OfScalesThatTogetherLeaveFp32AreStillRight) {
+  const OperandRule row{.scale = ScaleRule::Fp32, .block_across = 1};
+  for (const OperandRule& rule : {row, OperandRule{.scale = ScaleRule::Fp32}}) {
+    QuantiseCounts counts;
+    const at::Tensor x = at::full({4, 16}, 2.5e38f), w = at::full({8, 16}, 1e-10f);
+    const at::Tensor y =
+        product(quantised(x, {.rule = rule}, counts), quantised(w, {.rule = rule}, counts), {}, at::kFloat);
+    EXPECT_NEAR(y.min().item<double>(), 16 * 2.5e28, 1e24);
+    EXPECT_NEAR(y.max().item<double>(), 16 * 2.5e28, 1e24);
+    // Without rows, and with nothing to sum.
+    const at::Tensor none = at::empty({0, 16}), flat = at::empty({4, 0}), thin = at::empty({8, 0});
+    EXPECT_EQ(
+        product(quantised(none, {.rule = rule}, counts), quantised(w, {.rule = rule}, counts), {}, at::kFloat)
+            .numel(),
+        0);
+    EXPECT_EQ(product(quantised(flat, {.rule = rule}, counts), quantised(thin, {.rule = rule}, counts), {},
+                      at::kFloat)
+                  .abs()
+                  .max()
+                  .item<float>(),
+              0);
+  }
+}
+
+TEST(QuantisedMatrices, AStochasticCastWithOneScaleIsStochastic) {
+  QuantiseCounts counts;
+  const OperandRule rule{.format = Format::E5M2, .stochastic = true};
+  at::Tensor x = at::full({1, 4096}, 1.1f);
+  x[0][0] = 57344;
+  const at::Tensor values =
+      decoded(quantised(x, {.rule = rule, .random = {.seed = 3}}, counts)).narrow(1, 1, 4095);
+  // Values of 1 and 1.25; a mean of 4,095 is off by 0.122 / 64 on average: five times that.
+  EXPECT_NEAR(values.mean().item<double>(), 1.1, 0.01);
+}
+
 TEST(QuantisedMatrices, WithoutElementsHaveProducts) {
   for (const Recipe& recipe : all_recipes()) {
     const Quantised none = quantised_as(at::empty({0, 32}), recipe.forward.left, false, 1);

@@ -315,6 +315,35 @@ TEST(Histories, WrapAroundAndGiveTheScaleByMaxOrMostRecent) {
     }
 }
 
+TEST(Histories, AStepOfZerosTellsNothing) {
+  for (const auto take : {DelayedScaling::Take::Max, DelayedScaling::Take::MostRecent}) {
+    auto precision = Precision::fp8_delayed();
+    precision.recipe->delayed = {.history = 16, .take = take};
+    precision.quantise("w");
+    at::manual_seed(4);
+    const at::Tensor w = at::randn({16, 16}).requires_grad_();
+    MixedPrecision mp(precision, std::vector<NamedParameter>{{"w", w}}, {.autocast = kAnyMachine});
+    SGD optimizer(mp.params(), {.lr = 0});
+    for (int step = 0; step < 6; ++step) {
+      // A batch that is masked out, first and later; an expert without tokens.
+      const at::Tensor x = step % 3 == 0 ? at::zeros({4, 16})
+                           : step == 4   ? at::zeros({0, 16})
+                                         : at::randn({4, 16});
+      const at::Tensor y = mp.forward([&] { return at::linear(x, w); });
+      mp.backward(y.to(at::kFloat).sum());
+      const at::Tensor exact = x.to(at::kBFloat16).to(at::kDouble).mm(w.detach().to(at::kDouble).t());
+      // Two operands of relative error 2^-4 each, and one rounding to BF16.
+      const at::Tensor bound = x.abs().to(at::kDouble).mm(w.detach().abs().to(at::kDouble).t()) * 0.14;
+      EXPECT_TRUE(((y.detach().to(at::kDouble) - exact).abs() <= bound).all().item<bool>()) << step;
+      const auto grads = mp.inspect_grads();
+      EXPECT_TRUE(optimizer.step(grads.unclipped()).stepped());
+      mp.advance(grads);
+      optimizer.zero_grad();
+    }
+    EXPECT_EQ(history(mp, "input", "w").size(), 3u);
+  }
+}
+
 TEST(Histories, ACheckpointedRegionCountsOnceAndHasTheSameGradients) {
   const auto run = [](bool checkpointed) {
     Loop loop(Precision::fp8_delayed());
@@ -544,6 +573,12 @@ TEST(Recipes, AreRefusedWhereTheyDoNotFit) {
   auto mixed = Precision::fp8_delayed();
   mixed.recipe->forward.left.block_along = 32;
   EXPECT_THROW(take_in(mixed, *model), Error);
+  auto turned = Precision::fp8_delayed();
+  turned.recipe->weight_grad.left.hadamard = turned.recipe->weight_grad.right.hadamard = true;
+  EXPECT_THROW(take_in(turned, *model), Error);
+  auto whole = Precision::nvfp4();
+  whole.recipe->forward.left.block_along = whole.recipe->forward.left.block_across = 0;
+  EXPECT_THROW(take_in(whole, *model), Error);
   auto saved = take_in(Precision::mxfp8(), *model).state_dict();
   const auto other = make_mlp();
   EXPECT_THROW(take_in(Precision::fp8_current(), *other).load_state_dict(saved), Error);
