@@ -42,12 +42,19 @@ QuantLayer& layer_of(const c10::IValue& handle) {
   return *static_cast<LayerHandle&>(*handle.toCapsule()).layer;
 }
 
+/// As it lies in memory: what is given as a transpose, by its rows.
+Weight as_stored(const Weight& weight) {
+  if (weight.matrix.is_contiguous() || !weight.matrix.t().is_contiguous()) return weight;
+  return {weight.matrix.t(), !weight.is_in_by_out};
+}
+
 /// The weight as the recipe's product wants it: it sums over `in` forward, over `out` for the input's
 /// gradient.
 Quantised quantised_weight(QuantLayer& layer, const Weight& weight, const OperandRule& rule, bool over_out,
                            bool noted) {
-  return layer.quantise(weight.matrix, rule, Role::Weight,
-                        /*sums_over_rows=*/weight.is_in_by_out != over_out, noted);
+  const Weight stored = as_stored(weight);
+  return layer.quantise(stored.matrix, rule, Role::Weight,
+                        /*sums_over_rows=*/stored.is_in_by_out != over_out, noted);
 }
 
 class QuantisedLinear : public torch::autograd::Function<QuantisedLinear> {
@@ -70,7 +77,8 @@ class QuantisedLinear : public torch::autograd::Function<QuantisedLinear> {
           bias.value_or(at::Tensor()), output);
       const OperandRule& again = recipe.weight_grad.right;
       // One scale for all serves either direction.
-      if (again == recipe.forward.left && again.block_along == 0 && again.block_across == 0) {
+      if (again == recipe.forward.left && again.block_along == 0 && again.block_across == 0 &&
+          !again.hadamard) {
         codes.sums_over_rows = true;
         kept = std::move(codes);
       }
@@ -110,8 +118,11 @@ class QuantisedLinear : public torch::autograd::Function<QuantisedLinear> {
       dx = input_grad(layer, recipe.input_grad, dy, weight, type("input_type"), type("output_type"));
     }
     if (context->needs_input_grad(1)) {
-      dw = recipe.weight_grad.quantised ? quantised_weight_grad(context, layer, recipe, dy, saved, weight)
-                                        : plain_weight_grad(dy, saved[1], weight, type("output_type"));
+      // As the weight lies in memory, so that autograd adds it there without a copy.
+      const Weight stored = as_stored(weight);
+      dw = recipe.weight_grad.quantised ? quantised_weight_grad(context, layer, recipe, dy, saved, stored)
+                                        : plain_weight_grad(dy, saved[1], stored, type("output_type"));
+      if (stored.is_in_by_out != weight.is_in_by_out) dw = dw.t();
     }
     const bool has_bias = type("bias_type") != at::ScalarType::Undefined;
     if (has_bias && context->needs_input_grad(2)) db = dy.sum({0}, false, at::kFloat).to(type("bias_type"));
@@ -177,7 +188,7 @@ bool can_be_quantised(const at::Tensor& tensor) {
   return (type == at::kFloat || type == at::kBFloat16 || type == at::kHalf) && is_plain(tensor);
 }
 
-/// The weight of a layer: `tensor` itself, or what it is the transpose of.
+/// The weight of a layer: a parameter, or the transpose of one, which stands in autograd's graph itself.
 std::optional<Weight> weight_of(const at::Tensor& tensor, const OpContext& context, bool is_in_by_out,
                                 std::shared_ptr<QuantLayer>& layer) {
   layer = context.quant->find(tensor);
@@ -193,7 +204,7 @@ std::optional<Weight> weight_of(const at::Tensor& tensor, const OpContext& conte
     layer = nullptr;
     return std::nullopt;
   }
-  return Weight{base, !is_in_by_out};
+  return Weight{tensor, is_in_by_out};
 }
 
 std::optional<Call> call_of(const at::Tensor& input, const at::Tensor& weight, std::optional<at::Tensor> bias,

@@ -41,11 +41,11 @@ std::vector<LayerPlan> Precision::plan_layers(const std::vector<PlannedWeight>& 
     LayerPlan layer{.name = weight.name, .rows = weight.rows, .columns = weight.columns};
     if (!recipe) {
       layer.reason = "there is no recipe";
-    } else if (const char* use = other_use(weight)) {
-      layer.reason = use;
     } else if (rule != layer_rules.end()) {
       layer.quantised = rule->quantised;
       layer.reason = detail::concat("the rule '", rule->pattern, "'");
+    } else if (const char* use = other_use(weight)) {
+      layer.reason = use;
     } else if (weight.name == first->name) {
       layer.reason = "the first linear layer";
     } else if (weight.name == last->name) {

@@ -13,6 +13,7 @@
 #include <c10/core/InferenceMode.h>
 #include <halfstep/error.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -166,10 +167,11 @@ at::Tensor AmaxHistoryOnDevice::saved() const {
 }
 
 void AmaxHistoryOnDevice::load(const at::Tensor& saved, std::int64_t length, const at::Device& device) {
-  const std::int64_t known = saved.numel() - 1;
+  const std::int64_t all = saved.numel() - 1, known = std::min(all, length);
   const at::Tensor host = saved.to(at::kCPU);
-  past_ = at::cat({at::full({length - known}, kNone, host.options()), host.narrow(0, 0, known)}).to(device);
-  const at::Tensor last = host.narrow(0, known, 1).reshape({});
+  past_ = at::cat({at::full({length - known}, kNone, host.options()), host.narrow(0, all - known, known)})
+              .to(device);
+  const at::Tensor last = host.narrow(0, all, 1).reshape({});
   this_step_ = last.item<float>() == kNone ? at::Tensor() : last.to(device);
 }
 

@@ -1,7 +1,9 @@
 #include "quant/session.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/isfinite.h>
 #include <halfstep/error.h>
 
 #include <algorithm>
@@ -44,10 +46,12 @@ at::Tensor AmaxHistory::saved() const {
   return values;
 }
 
-void AmaxHistory::load(const at::Tensor& saved) {
+void AmaxHistory::load(const at::Tensor& saved, std::int64_t length) {
   const at::Tensor values = saved.to(at::kCPU).contiguous();
   const float* floats = values.const_data_ptr<float>();
-  past_.assign(floats, floats + values.numel() - 1);
+  const std::int64_t count = values.numel() - 1;
+  past_.assign(floats + std::max<std::int64_t>(0, count - length), floats + count);
+
   const float last = floats[values.numel() - 1];
   this_step_ = last == kNone ? std::nullopt : std::optional(last);
 }
@@ -72,7 +76,8 @@ Quantised QuantLayer::quantise(const at::Tensor& matrix, const OperandRule& rule
       request.margin = recipe_.delayed->margin;
     }
     request.random = {.seed = recipe_.seed, .tensor = number_, .cast = 0};
-    if (rule.stochastic) request.random.cast = static_cast<std::uint32_t>(stochastic_casts_++);
+    if (rule.stochastic)
+      request.random.cast = static_cast<std::uint32_t>(stochastic_casts_ + stochastic_casts_of_step_++);
   }
   QuantiseCounts counts;
   Quantised made = quantised(matrix, request, counts);
@@ -97,24 +102,31 @@ Quantised QuantLayer::quantise_on_device(const at::Tensor& matrix, const Operand
 }
 
 void QuantLayer::end_step_on_device(const at::Tensor& skipped) {
-  if (!recipe_.delayed) return;
+  if (!recipe_.delayed) return;  // and nothing is stochastic there
   const std::lock_guard lock(mutex_);
   for (AmaxHistoryOnDevice& history : histories_on_device_)
     history.end_step(skipped, recipe_.delayed->history);
 }
 
+void QuantLayer::end_casts(bool skipped) {
+  if (!skipped) stochastic_casts_ += stochastic_casts_of_step_;
+  stochastic_casts_of_step_ = 0;
+}
+
 void QuantLayer::end_step(bool skipped) {
-  if (!recipe_.delayed) return;
   if (!device_.is_cpu())
     return end_step_on_device(
         at::full({}, skipped ? 1.0f : 0.0f, at::TensorOptions(device_).dtype(at::kFloat)));
 
   const std::lock_guard lock(mutex_);
+  end_casts(skipped);
+  if (!recipe_.delayed) return;
   for (AmaxHistory& history : histories_) history.end_step(skipped, recipe_.delayed->history);
 }
 
 void QuantLayer::drop_step() {
   const std::lock_guard lock(mutex_);
+  end_casts(/*skipped=*/true);
   for (AmaxHistory& history : histories_) history.drop_step();
   for (AmaxHistoryOnDevice& history : histories_on_device_) history.drop_step();
 }
@@ -131,6 +143,7 @@ std::string QuantLayer::key(Role role) const {
 void QuantLayer::save(StateDict& state) const {
   const std::lock_guard lock(mutex_);
   state.set(casts_key(), stochastic_casts_);
+  state.set(casts_of_step_key(), stochastic_casts_of_step_);
   if (!recipe_.delayed) return;
   for (int role = 0; role < kRoles; ++role)
     state.set(key(static_cast<Role>(role)),
@@ -139,25 +152,31 @@ void QuantLayer::save(StateDict& state) const {
 
 void QuantLayer::check_loadable(const StateDict& state) const {
   state.integer(casts_key());
+  state.integer(casts_of_step_key());
+
   if (!recipe_.delayed) return;
   for (int role = 0; role < kRoles; ++role) {
     const at::Tensor& saved = state.tensor(key(static_cast<Role>(role)));
-    HALFSTEP_CHECK(saved.scalar_type() == at::kFloat && saved.dim() == 1 && saved.numel() >= 1 &&
-                       saved.numel() <= recipe_.delayed->history + 1,
-                   "MixedPrecision: '", key(static_cast<Role>(role)), "' is ", saved.scalar_type(),
-                   " of shape ", saved.sizes(), ", expected Float with 1 to ", recipe_.delayed->history + 1,
-                   " elements. A longer history was saved: set DelayedScaling::history to it.");
+    HALFSTEP_CHECK(saved.scalar_type() == at::kFloat && saved.dim() == 1 && saved.numel() >= 1,
+                   "MixedPrecision: 'recipe.", key(static_cast<Role>(role)), "' is ", saved.scalar_type(),
+                   " of shape ", saved.sizes(), ", expected Float with at least one element.");
+    const at::Tensor past = saved.to(at::kCPU).narrow(0, 0, saved.numel() - 1);
+    HALFSTEP_CHECK(
+        at::isfinite(past).logical_and(past > 0).all().item<bool>(), "MixedPrecision: 'recipe.",
+        key(static_cast<Role>(role)),
+        "' holds a number that is not finite or not above 0; largest magnitudes of clean steps are both.");
   }
 }
 
 void QuantLayer::load(const StateDict& state) {
   const std::lock_guard lock(mutex_);
   stochastic_casts_ = state.integer(casts_key());
+  stochastic_casts_of_step_ = state.integer(casts_of_step_key());
   if (!recipe_.delayed) return;
   for (int role = 0; role < kRoles; ++role) {
     const at::Tensor& saved = state.tensor(key(static_cast<Role>(role)));
     if (device_.is_cpu())
-      histories_[role].load(saved);
+      histories_[role].load(saved, recipe_.delayed->history);
     else
       histories_on_device_[role].load(saved, recipe_.delayed->history, device_);
   }
@@ -192,8 +211,11 @@ StateDict QuantSession::state_dict() const {
   return state;
 }
 
-void QuantSession::load_state_dict(const StateDict& saved) {
+void QuantSession::check_loadable(const StateDict& saved) const {
   for (const auto& layer : layers_) layer->check_loadable(saved);
+}
+
+void QuantSession::load_state_dict(const StateDict& saved) {
   for (const auto& layer : layers_) layer->load(saved);
 }
 

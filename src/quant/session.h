@@ -35,7 +35,8 @@ class HALFSTEP_API AmaxHistory {
 
   /// Oldest first; the last is that of the present step, or -1.
   at::Tensor saved() const;
-  void load(const at::Tensor& saved);
+  /// Of a longer history, the newest.
+  void load(const at::Tensor& saved, std::int64_t length);
 
  private:
   std::vector<float> past_;  // oldest first
@@ -76,6 +77,8 @@ class QuantLayer {
                                bool sums_over_rows, bool noted);
   std::string key(Role role) const;
   std::string casts_key() const { return "casts." + name_; }
+  std::string casts_of_step_key() const { return "casts_of_step." + name_; }
+  void end_casts(bool skipped);
 
   std::string name_;
   Recipe recipe_;
@@ -85,7 +88,8 @@ class QuantLayer {
   AmaxHistory histories_[kRoles];
   AmaxHistoryOnDevice histories_on_device_[kRoles];  // where the layer is not on the CPU
   QuantiseShares shares_[kRoles];
-  std::int64_t stochastic_casts_ = 0;
+  std::int64_t stochastic_casts_ = 0;          // of past steps
+  std::int64_t stochastic_casts_of_step_ = 0;  // and since: a skipped step gives its numbers back
   std::atomic<std::int64_t> uses_ = 0;
 };
 
@@ -103,6 +107,8 @@ class QuantSession {
   const std::vector<std::shared_ptr<QuantLayer>>& layers() const { return layers_; }
 
   StateDict state_dict() const;
+  /// An Error by name; load_state_dict is then without one.
+  void check_loadable(const StateDict& saved) const;
   void load_state_dict(const StateDict& saved);
 
  private:

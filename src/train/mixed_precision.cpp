@@ -276,15 +276,26 @@ struct MixedPrecision::Impl {
     if (precision.recipe && on_device)
       check_runs_on_device(*precision.recipe, contents.parameters.front().second.device());
 
+    if (precision.recipe) plan_recipe(weights);
     params = take_in(precision, contents);
-    if (precision.recipe) begin_recipe(weights);
+    if (precision.recipe) begin_recipe();
     buffers.emplace(std::move(contents.buffers), std::move(contents.present_buffers));
     if (options.accumulation != Accumulation::None) accumulator.emplace(options.accumulation);
     write_scale();
   }
 
-  void begin_recipe(const std::vector<PlannedWeight>& weights) {
+  void plan_recipe(const std::vector<PlannedWeight>& weights) {
     layers = precision.plan_layers(weights);
+    const bool any = std::ranges::any_of(layers, [](const LayerPlan& layer) { return layer.quantised; });
+    HALFSTEP_CHECK(any, "MixedPrecision: recipe ", precision.name(), " covers none of the model's ",
+                   layers.size(), " weights of two dimensions",
+                   layers.empty()
+                       ? std::string()
+                       : detail::concat(" ('", layers.front().name, "': ", layers.front().reason, ")"),
+                   ". Use Precision::bf16(), or name the weights: precision.quantise(\"name\").");
+  }
+
+  void begin_recipe() {
     quant = std::make_shared<QuantSession>();
     for (const LayerPlan& layer : layers) {
       if (!layer.quantised) continue;
@@ -424,6 +435,10 @@ std::int64_t MixedPrecision::quantised_uses(std::string_view weight) const {
   if (!impl_->quant) return 0;
   for (const auto& layer : impl_->quant->layers())
     if (layer->name() == weight) return layer->uses();
+  const bool is_weight =
+      std::ranges::any_of(impl_->layers, [&](const LayerPlan& each) { return each.name == weight; });
+  HALFSTEP_CHECK(is_weight, "MixedPrecision: no weight of two dimensions is called '", weight,
+                 "'; mp.layers() has the names.");
   return 0;
 }
 const PrecisionSupport& MixedPrecision::support() const {
@@ -643,8 +658,14 @@ void MixedPrecision::load_state_dict(const StateDict& saved) {
   faults.throw_if_any("MixedPrecision");
   scaling::ScalerState scaler = scaling::loaded_from(under(saved, kLossScalePrefix));
   if (impl_->on_device) scaler.options.hysteresis = 1;  // the only one there; the CPU may have had another
-  if (impl_->quant) impl_->quant->load_state_dict(under(saved, kRecipePrefix));
-  if (impl_->accumulator) impl_->accumulator->load(under(saved, kAccumulationPrefix), impl_->params);
+  const StateDict recipe = under(saved, kRecipePrefix), sum = under(saved, kAccumulationPrefix);
+  if (impl_->quant) impl_->quant->check_loadable(recipe);
+  if (impl_->accumulator) impl_->accumulator->load(sum, impl_->params);
+  if (impl_->quant) {
+    impl_->quant->load_state_dict(recipe);
+    // What was seen of a step that is not the loaded state's: without its sum it will not be finished.
+    if (sum.size() == 0) impl_->quant->drop_step();
+  }
   impl_->scaler = scaler;
   impl_->write_scale();
   for (const Param& param : impl_->params) {
