@@ -628,6 +628,19 @@ void MixedPrecision::load_state_dict(const StateDict& saved) {
                    "MixedPrecision: the saved state is of ", name, " ", saved.text(name), ", this one is ",
                    present.text(name),
                    ". Build it with the same, or take the weights alone: full_precision.");
+  const std::string casts = kRecipePrefix + "casts.";
+  const auto check_layers = [&](const StateDict& has, const StateDict& other, const char* where,
+                                const char* elsewhere) {
+    for (const auto& [name, value] : has)
+      HALFSTEP_CHECK(
+          !name.starts_with(casts) || other.contains(name), "MixedPrecision: '",
+          name.substr(std::min(casts.size(), name.size())), "' follows the recipe ", where, ", not ",
+          elsewhere,
+          ". Build it with the same layer rules: precision.keep_high and quantise, or precision.keep_high of "
+          "a run's configuration.");
+  };
+  check_layers(saved, present, "in the saved state", "here");
+  check_layers(present, saved, "here", "in the saved state");
   std::vector<std::string_view> names;
   for (const auto& [name, value] : present)
     if (!is_of_a_step(name)) names.push_back(name);

@@ -9,6 +9,7 @@
 
 #include "formats/spec_oracle.h"
 #include "kernels/update.h"
+#include "support/sanitized.h"
 
 namespace halfstep {
 namespace {
@@ -50,6 +51,8 @@ void sweep(const KernelTable& table, std::uint32_t first_upper, std::uint32_t la
 }
 
 TEST(SplitMaster, ReconstructsEveryFp32Pattern) {
+  if (testing::kSanitized) GTEST_SKIP() << "half a minute, along a path that the next test takes as well";
+
   Found found[2];
   std::thread second([&] { sweep(kernels(), 0x8000, 0x10000, found[1]); });
   sweep(kernels(), 0, 0x8000, found[0]);

@@ -563,7 +563,7 @@ TEST(Recipes, TheTransposeOfAWeightStandsInTheGraphItself) {
     const torch::NoGradGuard no_grad;
     stopped = w.t();
   }
-    EXPECT_EQ(mp.forward([&] { return at::mm(x, stopped); }).requires_grad(),
+  EXPECT_EQ(mp.forward([&] { return at::mm(x, stopped); }).requires_grad(),
             at::mm(x.to(at::kBFloat16), stopped).requires_grad());
   mp.forward([&] { return at::mm(x, stopped).to(at::kFloat).sum(); }).backward();
   EXPECT_FALSE(w.grad().defined());
@@ -573,7 +573,7 @@ TEST(Recipes, TheTransposeOfAWeightStandsInTheGraphItself) {
   turned.register_hook([&](const at::Tensor&) { ++hooked; });
   const at::Tensor loss = mp.forward([&] { return at::mm(x, turned).to(at::kFloat).sum(); });
   const auto grads = torch::autograd::grad({loss}, {turned, w});
-    EXPECT_EQ(hooked, 1);
+  EXPECT_EQ(hooked, 1);
   EXPECT_TRUE(at::equal(grads[0].t(), grads[1]));
   EXPECT_EQ(mp.quantised_uses("w"), 3);
 }
@@ -685,6 +685,23 @@ TEST(Recipes, AreRefusedWhereTheyDoNotFit) {
   auto whole = Precision::nvfp4();
   whole.recipe->forward.left.block_along = whole.recipe->forward.left.block_across = 0;
   EXPECT_THROW(take_in(whole, *model), Error);
+  {  // Other layers: the message names one and says what to do.
+    const auto one = make_mlp(), two = make_mlp();
+    auto fewer = Precision::mxfp8();
+    fewer.keep_high("other.weight");
+    auto some = take_in(fewer, *one), all = take_in(Precision::mxfp8(), *two);
+    const auto message = [](MixedPrecision& into, const MixedPrecision& from) -> std::string {
+      try {
+        into.load_state_dict(from.state_dict());
+        return "";
+      } catch (const Error& error) {
+        return error.what();
+      }
+    };
+    EXPECT_NE(message(some, all).find("'other.weight' follows the recipe in the saved state, not here"),
+              std::string::npos);
+    EXPECT_NE(message(all, some).find("'other.weight' follows the recipe here"), std::string::npos);
+  }
   auto saved = take_in(Precision::mxfp8(), *model).state_dict();
   const auto other = make_mlp();
   EXPECT_THROW(take_in(Precision::fp8_current(), *other).load_state_dict(saved), Error);

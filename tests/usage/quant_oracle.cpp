@@ -170,7 +170,8 @@ at::Tensor QuantOracle::linear(int layer, const at::Tensor& x, const at::Tensor&
 
 void QuantOracle::end_step(bool skipped) {
   for (const auto& [key, amax] : this_step_)
-    if (!skipped && std::isfinite(amax) && amax > 0) past_[key] = past_.contains(key) ? std::max(past_[key], amax) : amax;
+    if (!skipped && std::isfinite(amax) && amax > 0)
+      past_[key] = past_.contains(key) ? std::max(past_[key], amax) : amax;
   this_step_.clear();
 }
 
