@@ -6,7 +6,7 @@
 // Ways to keep weights and moments beside FP32, margin 0.25%; with --recipes all FP8, MXFP8 and NVFP4 beside
 // BF16, margin 0.5%. A candidate is equivalent when its whole interval is within the margin; the controls
 // must be shown worse than that in the same run. Exits with 1 otherwise. --thinned is for a quick look: 2
-// seeds, 60 steps, and exits with 1 only when a run diverges or a control does not learn worse.
+// seeds, 40 steps, and exits with 1 only when a run diverges or a control does not learn worse.
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
@@ -130,13 +130,13 @@ int run(int argc, char** argv) {
   app.add_option("--processes", settings.processes, "Runs at a time, one thread each")
       ->check(CLI::Range(1, 1024));
   app.add_option("--recipes", which, "FP8, MXFP8 and NVFP4 beside BF16: all")->check(CLI::IsMember({"all"}));
-  app.add_flag("--thinned", thinned, "2 seeds, 60 steps: only that nothing diverges and that harm shows");
+  app.add_flag("--thinned", thinned, "2 seeds, 40 steps: only that nothing diverges and that harm shows");
   app.add_option("--child", child, "One run of this scheme")->group("");
   app.add_option("--seed", child_seed)->group("");
   CLI11_PARSE(app, argc, argv);
 
   if (!child.empty()) return run_child(child, child_seed, settings.steps);
-  if (thinned) settings = {.seeds = 2, .steps = 60, .processes = settings.processes};
+  if (thinned) settings = {.seeds = 2, .steps = 40, .processes = settings.processes};
   return run_parent(settings, which.empty() ? storages() : recipes(), as_json, thinned);
 }
 
