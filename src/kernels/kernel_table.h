@@ -104,6 +104,9 @@ extern const NormRows kScalarNormRows;
 extern const NormRows kAvx2NormRows;    // run only where cpu_features().avx2
 extern const NormRows kAvx512NormRows;  // run only where cpu_features().avx512
 
+/// Below it max / amax would not be a number; as torchao has it.
+inline constexpr double kLeastAmax = 1e-12;
+
 /// What a scale is made from beside the largest magnitude.
 struct ScaleConstants {
   double max;                  // of the codes' format

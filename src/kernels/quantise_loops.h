@@ -75,9 +75,6 @@ void spread(const float* __restrict of_blocks, std::size_t any_width, std::size_
   });
 }
 
-// Below it max / amax would not be a number; as torchao has it.
-constexpr double kLeastAmax = 1e-12;
-
 /// Every choice is one between two numbers, so that the compiler finds no branch.
 template <ScaleRule rule>
 void scale_blocks(const std::uint32_t* __restrict magnitudes, std::size_t count, const ScaleConstants& given,

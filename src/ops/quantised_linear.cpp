@@ -77,8 +77,7 @@ class QuantisedLinear : public torch::autograd::Function<QuantisedLinear> {
           bias.value_or(at::Tensor()), output);
       const OperandRule& again = recipe.weight_grad.right;
       // One scale for all serves either direction.
-      if (again == recipe.forward.left && again.block_along == 0 && again.block_across == 0 &&
-          !again.hadamard) {
+      if (again == recipe.forward.left && has_one_scale(again) && !again.hadamard) {
         codes.sums_over_rows = true;
         kept = std::move(codes);
       }

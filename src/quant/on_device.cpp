@@ -20,13 +20,10 @@
 namespace halfstep {
 namespace {
 
-constexpr float kNone = -1;
 // The kernels of CUDA's libraries read FP8 by 16 bytes.
 constexpr std::int64_t kMultipleOf = 16;
-constexpr double kLeastAmax = 1e-12;  // as in kernels/quantise.cpp
 constexpr std::int64_t kExponentBits = 0x7f800000;
 
-bool has_one_scale(const OperandRule& rule) { return rule.block_along == 0 && rule.block_across == 0; }
 bool has_row_scales(const OperandRule& rule) { return rule.block_along == 0 && rule.block_across == 1; }
 
 at::ScalarType type_of(Format format) {
@@ -152,7 +149,7 @@ void AmaxHistoryOnDevice::note(const at::Tensor& amax) {
 void AmaxHistoryOnDevice::end_step(const at::Tensor& skipped, std::int64_t length) {
   if (!this_step_.defined()) return;
   const c10::InferenceMode as_for_training(false);  // what is made here outlives an evaluation
-  if (!past_.defined()) past_ = at::full({length}, kNone, this_step_.options());
+  if (!past_.defined()) past_ = at::full({length}, kNoAmax, this_step_.options());
   const at::Tensor longer = at::cat({past_, this_step_.reshape({1})}).narrow(0, 1, length);
   past_ = at::where(at::isfinite(this_step_).logical_and(this_step_ > 0).logical_and(skipped == 0), longer,
                     past_);
@@ -160,7 +157,7 @@ void AmaxHistoryOnDevice::end_step(const at::Tensor& skipped, std::int64_t lengt
 }
 
 at::Tensor AmaxHistoryOnDevice::saved() const {
-  const at::Tensor none = at::full({1}, kNone, at::kFloat);
+  const at::Tensor none = at::full({1}, kNoAmax, at::kFloat);
   const at::Tensor past = past_.defined() ? past_.to(at::kCPU) : at::zeros({0}, at::kFloat);
   return at::cat(
       {past.masked_select(past >= 0), this_step_.defined() ? this_step_.to(at::kCPU).reshape({1}) : none});
@@ -169,10 +166,10 @@ at::Tensor AmaxHistoryOnDevice::saved() const {
 void AmaxHistoryOnDevice::load(const at::Tensor& saved, std::int64_t length, const at::Device& device) {
   const std::int64_t all = saved.numel() - 1, known = std::min(all, length);
   const at::Tensor host = saved.to(at::kCPU);
-  past_ = at::cat({at::full({length - known}, kNone, host.options()), host.narrow(0, all - known, known)})
+  past_ = at::cat({at::full({length - known}, kNoAmax, host.options()), host.narrow(0, all - known, known)})
               .to(device);
   const at::Tensor last = host.narrow(0, all, 1).reshape({});
-  this_step_ = last.item<float>() == kNone ? at::Tensor() : last.to(device);
+  this_step_ = last.item<float>() == kNoAmax ? at::Tensor() : last.to(device);
 }
 
 }  // namespace halfstep

@@ -25,6 +25,9 @@ HALFSTEP_API at::Tensor largest_on_device(const at::Tensor& matrix, const Operan
 HALFSTEP_API at::Tensor product_on_device(const Quantised& left, const Quantised& right,
                                           const at::Tensor& bias, at::ScalarType output);
 
+/// In a history, and in its saved form: nothing was seen.
+inline constexpr float kNoAmax = -1;
+
 /// AmaxHistory where only the device knows the numbers.
 class HALFSTEP_API AmaxHistoryOnDevice {
  public:
@@ -40,7 +43,7 @@ class HALFSTEP_API AmaxHistoryOnDevice {
   void load(const at::Tensor& saved, std::int64_t length, const at::Device& device);
 
  private:
-  at::Tensor past_;       // [length], newest last; kNone where there is none. Undefined: none at all
+  at::Tensor past_;       // [length], newest last; kNoAmax where there is none. Undefined: none at all
   at::Tensor this_step_;  // undefined: nothing was noted
 };
 

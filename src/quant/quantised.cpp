@@ -57,8 +57,6 @@ BlockShape block_of(const OperandRule& rule, bool sums_over_rows, const at::Tens
                         : BlockShape{part(across, rows), part(along, columns)};
 }
 
-bool has_one_scale(const OperandRule& rule) { return rule.block_along == 0 && rule.block_across == 0; }
-
 /// Whether decoding multiplies by the scales: exact, because they are powers of two or have four bits.
 bool scales_are_exact(const OperandRule& rule) { return rule.scale != ScaleRule::Fp32; }
 

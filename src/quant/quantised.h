@@ -20,6 +20,8 @@ struct Quantised {
   float outer_scale;
 };
 
+inline bool has_one_scale(const OperandRule& rule) { return rule.block_along == 0 && rule.block_across == 0; }
+
 /// Which random bits a stochastic cast takes.
 struct CastKey {
   std::uint64_t seed;

@@ -14,7 +14,6 @@ namespace halfstep {
 namespace {
 
 constexpr const char* kRoleNames[kRoles] = {"input", "weight", "grad"};
-constexpr float kNone = -1;
 
 }  // namespace
 
@@ -42,7 +41,7 @@ at::Tensor AmaxHistory::saved() const {
   at::Tensor values = at::empty({static_cast<std::int64_t>(past_.size()) + 1}, at::kFloat);
   float* floats = values.mutable_data_ptr<float>();
   std::copy(past_.begin(), past_.end(), floats);
-  floats[past_.size()] = this_step_.value_or(kNone);
+  floats[past_.size()] = this_step_.value_or(kNoAmax);
   return values;
 }
 
@@ -53,7 +52,7 @@ void AmaxHistory::load(const at::Tensor& saved, std::int64_t length) {
   past_.assign(floats + std::max<std::int64_t>(0, count - length), floats + count);
 
   const float last = floats[values.numel() - 1];
-  this_step_ = last == kNone ? std::nullopt : std::optional(last);
+  this_step_ = last == kNoAmax ? std::nullopt : std::optional(last);
 }
 
 QuantLayer::QuantLayer(std::string name, Recipe recipe, at::Device device)

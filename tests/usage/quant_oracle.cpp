@@ -53,7 +53,7 @@ struct RoundedLinear : torch::autograd::Function<RoundedLinear> {
     context->saved_data["amax_off"] = amax_off;
     auto& quant = *reinterpret_cast<QuantOracle*>(oracle);
     const auto one = [&](QuantOracle::Role role, const at::Tensor& values) {
-      return quant.rounded(static_cast<int>(layer), QuantOracle::Forward, role, values, noted, amax_off);
+      return quant.rounded(static_cast<int>(layer), role, values, noted, amax_off);
     };
     return one(QuantOracle::Input, x).mm(one(QuantOracle::Weight, weight).t());
   }
@@ -68,18 +68,15 @@ struct RoundedLinear : torch::autograd::Function<RoundedLinear> {
     const at::Tensor &x = saved[0], &weight = saved[1], &dy = grads[0];
     at::Tensor dx, dw;
     if (context->needs_input_grad(0)) {
-      const at::Tensor left =
-          quant.rounded(layer, QuantOracle::InputGrad, QuantOracle::Grad, dy, noted, amax_off);
-      const at::Tensor right =
-          quant.rounded(layer, QuantOracle::InputGrad, QuantOracle::Weight, weight.t(), false, amax_off);
+      const at::Tensor left = quant.rounded(layer, QuantOracle::Grad, dy, noted, amax_off);
+      const at::Tensor right = quant.rounded(layer, QuantOracle::Weight, weight.t(), false, amax_off);
       dx = left.mm(right.t());
     }
     if (context->needs_input_grad(1)) {
       at::Tensor left = dy.t(), right = x.t();
-      quant.turn(QuantOracle::WeightGrad, left, right);
-      left = quant.rounded(layer, QuantOracle::WeightGrad, QuantOracle::Grad, left, noted && !dx.defined(),
-                           amax_off);
-      right = quant.rounded(layer, QuantOracle::WeightGrad, QuantOracle::Input, right, false, amax_off);
+      quant.turn(left, right);
+      left = quant.rounded(layer, QuantOracle::Grad, left, noted && !dx.defined(), amax_off);
+      right = quant.rounded(layer, QuantOracle::Input, right, false, amax_off);
       dw = left.mm(right.t());
     }
     return {dx, dw, {}, {}, {}, {}};
@@ -88,8 +85,7 @@ struct RoundedLinear : torch::autograd::Function<RoundedLinear> {
 
 }  // namespace
 
-at::Tensor QuantOracle::rounded(int layer, Product product, Role role, const at::Tensor& values, bool noted,
-                                double amax_off) {
+at::Tensor QuantOracle::rounded(int layer, Role role, const at::Tensor& values, bool noted, double amax_off) {
   const bool is_grad = role == Grad;
   const auto scaled = [&](const at::Tensor& scale, const Fp& format) {
     return nearest(values * scale, format, std::nullopt) / scale;
@@ -139,12 +135,11 @@ at::Tensor QuantOracle::rounded(int layer, Product product, Role role, const at:
       return nearest(values / block, kE2M1, random) * block;
     }
   }
-  (void)product;
   return values;
 }
 
-void QuantOracle::turn(Product product, at::Tensor& left, at::Tensor& right) {
-  if (recipe_ != Recipe::Nvfp4 || product != WeightGrad) return;
+void QuantOracle::turn(at::Tensor& left, at::Tensor& right) {
+  if (recipe_ != Recipe::Nvfp4) return;
   const int64_t whole = left.size(1) / 16 * 16;
   if (whole == 0) return;
   const at::Tensor q = std::get<0>(at::linalg_qr(at::randn({16, 16}, random_, at::kDouble)));

@@ -24,12 +24,10 @@ class QuantOracle {
   void end_step(bool skipped);
 
   enum Role { Input, Weight, Grad };
-  enum Product { Forward, InputGrad, WeightGrad };
   /// The decoded values of an operand whose rows lie along the sum.
-  at::Tensor rounded(int layer, Product product, Role role, const at::Tensor& values, bool noted,
-                     double amax_off);
-  /// Both operands of a product, turned by one orthogonal matrix where the recipe asks for it.
-  void turn(Product product, at::Tensor& left, at::Tensor& right);
+  at::Tensor rounded(int layer, Role role, const at::Tensor& values, bool noted, double amax_off);
+  /// Both operands of the weight gradient, turned by one orthogonal matrix where the recipe asks for it.
+  void turn(at::Tensor& left, at::Tensor& right);
 
  private:
   Recipe recipe_;
