@@ -139,14 +139,16 @@ std::string QuantLayer::key(Role role) const {
   return std::string("amax.") + kRoleNames[static_cast<std::size_t>(role)] + "." + name_;
 }
 
-void QuantLayer::save(StateDict& state) const {
+void QuantLayer::save(StateDict& state, bool step_under_way) const {
   const std::lock_guard lock(mutex_);
   state.set(casts_key(), stochastic_casts_);
-  state.set(casts_of_step_key(), stochastic_casts_of_step_);
+  state.set(casts_of_step_key(), step_under_way ? stochastic_casts_of_step_ : std::int64_t{0});
   if (!recipe_.delayed) return;
-  for (int role = 0; role < kRoles; ++role)
-    state.set(key(static_cast<Role>(role)),
-              device_.is_cpu() ? histories_[role].saved() : histories_on_device_[role].saved());
+  for (int role = 0; role < kRoles; ++role) {
+    at::Tensor saved = device_.is_cpu() ? histories_[role].saved() : histories_on_device_[role].saved();
+    if (!step_under_way) saved.narrow(0, saved.size(0) - 1, 1).fill_(kNoAmax);
+    state.set(key(static_cast<Role>(role)), saved);
+  }
 }
 
 void QuantLayer::check_loadable(const StateDict& state) const {
@@ -204,9 +206,9 @@ void QuantSession::drop_step() {
   for (const auto& layer : layers_) layer->drop_step();
 }
 
-StateDict QuantSession::state_dict() const {
+StateDict QuantSession::state_dict(bool step_under_way) const {
   StateDict state;
-  for (const auto& layer : layers_) layer->save(state);
+  for (const auto& layer : layers_) layer->save(state, step_under_way);
   return state;
 }
 

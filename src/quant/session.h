@@ -67,7 +67,8 @@ class QuantLayer {
   std::int64_t uses() const { return uses_; }
   void note_use() { ++uses_; }
 
-  void save(StateDict& state) const;
+  /// Without `step_under_way`, as it was when the last step ended.
+  void save(StateDict& state, bool step_under_way) const;
   /// An Error by name; load() is then without one.
   void check_loadable(const StateDict& state) const;
   void load(const StateDict& state);
@@ -106,7 +107,8 @@ class QuantSession {
   void drop_step();  // what was noted since the last end_step
   const std::vector<std::shared_ptr<QuantLayer>>& layers() const { return layers_; }
 
-  StateDict state_dict() const;
+  /// Without `step_under_way`, as it was when the last step ended.
+  StateDict state_dict(bool step_under_way) const;
   /// An Error by name; load_state_dict is then without one.
   void check_loadable(const StateDict& saved) const;
   void load_state_dict(const StateDict& saved);

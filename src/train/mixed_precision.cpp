@@ -599,10 +599,11 @@ StateDict MixedPrecision::Impl::live_state() {
     saved.set(name, tensor.detach());
   });
   for (const auto& [name, value] : scaling::saved_form(scaler)) saved.set(kLossScalePrefix + name, value);
+  const StateDict sum = accumulator ? accumulator->live_form(params) : StateDict();
+  // Without a sum the step under way is not saved, and what a forward has noted of it belongs to it.
   if (quant)
-    for (const auto& [name, value] : quant->state_dict()) saved.set(kRecipePrefix + name, value);
-  if (!accumulator) return saved;
-  const StateDict sum = accumulator->live_form(params);
+    for (const auto& [name, value] : quant->state_dict(/*step_under_way=*/sum.size() > 0))
+      saved.set(kRecipePrefix + name, value);
   for (const auto& [name, value] : sum) saved.set(kAccumulationPrefix + name, value);
   for (std::size_t i = 0; i < buffers->buffers().size() && sum.size() > 0; ++i)
     if (const at::Tensor values = buffers->at_start_of_step(i); values.defined())
@@ -674,11 +675,7 @@ void MixedPrecision::load_state_dict(const StateDict& saved) {
   const StateDict recipe = under(saved, kRecipePrefix), sum = under(saved, kAccumulationPrefix);
   if (impl_->quant) impl_->quant->check_loadable(recipe);
   if (impl_->accumulator) impl_->accumulator->load(sum, impl_->params);
-  if (impl_->quant) {
-    impl_->quant->load_state_dict(recipe);
-    // What was seen of a step that is not the loaded state's: without its sum it will not be finished.
-    if (sum.size() == 0) impl_->quant->drop_step();
-  }
+  if (impl_->quant) impl_->quant->load_state_dict(recipe);
   impl_->scaler = scaler;
   impl_->write_scale();
   for (const Param& param : impl_->params) {
