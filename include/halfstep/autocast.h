@@ -41,6 +41,12 @@ struct AutocastOptions {
   /// of threads. Inside `checkpoint_activations`
   /// it does nothing; inside `CompressedActivations` it works on the compressed input.
   bool repeat_outputs = true;
+
+  /// Products and convolutions on the CPU in FP32: operands and result are rounded to the scope's type as
+  /// they are without it, sums are the FP32 operation's. Backward keeps the low operands either way. Left
+  /// empty, it is done where the processor has no instructions for the type, because LibTorch's own
+  /// operations are many times slower there; `false` asks for those.
+  std::optional<bool> products_in_fp32{};
 };
 
 /// Mixed precision from here to the end of the block, for tensors of every device that LibTorch has.

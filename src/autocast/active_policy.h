@@ -17,6 +17,7 @@ struct ActivePolicy {
   OpPolicy ops;
   bool repeat_upcasts;  // AutocastOptions says what these two are for
   bool repeat_outputs;
+  bool products_in_fp32;                  // on the CPU
   std::shared_ptr<QuantSession> quant{};  // null without a recipe
 };
 

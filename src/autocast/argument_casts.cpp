@@ -39,6 +39,10 @@ void look_at(const at::Tensor& tensor, std::size_t argument, at::DeviceType devi
   found.widest = widest_is_real ? c10::promoteTypes(*found.widest, type) : type;
 }
 
+bool can_be_kept(const at::Tensor& original) {
+  return original.layout() == at::kStrided && !original.is_nested() && !original.is_inference();
+}
+
 class UpcastPacker final : public SavedTensorPacker {
  public:
   explicit UpcastPacker(std::vector<Upcast> upcasts) : upcasts_(std::move(upcasts)) {}
@@ -98,16 +102,16 @@ std::vector<Upcast> cast_arguments_(Arguments arguments, at::DeviceType device, 
 
 bool original_may_stand_for(const Upcast& upcast) {
   const at::Tensor& original = upcast.original;
-  if (original.layout() != at::kStrided || original.is_nested() || original.is_inference() ||
-      is_parameter_or_view_of_one(original))
-    return false;
+  if (!can_be_kept(original) || is_parameter_or_view_of_one(original)) return false;
   // A region that is replayed keeps nothing, and may find an input in another storage the second time.
   return SavedTensorScope::is_replayed() || original.storage().nbytes() <= upcast.copy.storage().nbytes();
 }
 
-RepeatedUpcasts::RepeatedUpcasts(std::vector<Upcast> upcasts) {
+RepeatedUpcasts::RepeatedUpcasts(std::vector<Upcast> upcasts, bool of_low_operation) {
   if (upcasts.empty() || !at::GradMode::is_enabled() || !saved_tensors_can_be_packed()) return;
-  std::erase_if(upcasts, [](const Upcast& upcast) { return !original_may_stand_for(upcast); });
+  std::erase_if(upcasts, [&](const Upcast& upcast) {
+    return of_low_operation ? !can_be_kept(upcast.original) : !original_may_stand_for(upcast);
+  });
   if (upcasts.empty()) return;
   scope_.emplace(std::make_shared<UpcastPacker>(std::move(upcasts)), "AutocastScope");
 }

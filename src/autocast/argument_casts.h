@@ -46,12 +46,13 @@ bool original_may_stand_for(const Upcast& upcast);
 /// While it lives, backward keeps the originals where it would keep the copies, and casts them again: the
 /// same bits in half the bytes, and often in none, because a neighbour keeps the original anyway.
 ///
-/// The copy itself is kept where the original is a parameter, because an optimizer may change it before
-/// backward unseen, and where the original is a small part of a storage that would be held with it.
+/// The copy itself is kept where the original is a small part of a storage that would be held with it, and
+/// where it is a parameter, because an optimizer may change it before backward unseen. Neither counts where
+/// the operation would keep the originals if it were given them: `of_low_operation`.
 class RepeatedUpcasts {
  public:
   /// Does nothing when there is nothing to do: no up-casts, gradients off, or an engine that cannot be asked.
-  explicit RepeatedUpcasts(std::vector<Upcast> upcasts);
+  explicit RepeatedUpcasts(std::vector<Upcast> upcasts, bool of_low_operation = false);
 
  private:
   std::optional<SavedTensorScope> scope_;

@@ -10,6 +10,7 @@
 #include "autocast/active_policy.h"
 #include "autocast/repeated_outputs.h"
 #include "autocast/type_gate.h"
+#include "base/cpu_features.h"
 
 namespace halfstep {
 namespace {
@@ -22,6 +23,11 @@ struct PolicyInfo final : c10::DebugInfoBase {
   std::optional<ActivePolicy> policy;
 };
 
+bool cpu_has_products_of(c10::ScalarType low) {
+  const CpuFeatures& cpu = cpu_features();
+  return low == c10::ScalarType::BFloat16 ? cpu.avx512_bf16 || cpu.amx_bf16 : cpu.avx512_fp16;
+}
+
 std::shared_ptr<c10::DebugInfoBase> checked_policy(c10::ScalarType low, OpPolicy policy,
                                                    const AutocastOptions& options,
                                                    std::shared_ptr<QuantSession> recipe) {
@@ -30,10 +36,12 @@ std::shared_ptr<c10::DebugInfoBase> checked_policy(c10::ScalarType low, OpPolicy
   check_every_row_has_its_kernel();
   // A recipe belongs to a model's weights: a scope that is opened within its forward does not end it.
   if (const ActivePolicy* outer = active_policy(); outer && !recipe) recipe = outer->quant;
-  return as_debug_info(ActivePolicy{.ops = std::move(policy),
-                                    .repeat_upcasts = options.repeat_upcasts,
-                                    .repeat_outputs = options.repeat_outputs,
-                                    .quant = std::move(recipe)});
+  return as_debug_info(
+      ActivePolicy{.ops = std::move(policy),
+                   .repeat_upcasts = options.repeat_upcasts,
+                   .repeat_outputs = options.repeat_outputs,
+                   .products_in_fp32 = options.products_in_fp32.value_or(!cpu_has_products_of(low)),
+                   .quant = std::move(recipe)});
 }
 
 }  // namespace

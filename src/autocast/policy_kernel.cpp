@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "autocast/active_policy.h"
@@ -24,6 +25,14 @@ using Stack = torch::jit::Stack;
 
 c10::DispatchKey autocast_key(at::DeviceType device) {
   return at::autocast::get_autocast_dispatch_key_from_device_type(device);
+}
+
+/// A sum of products, rounded once: what is inside has no roundings of its own to keep.
+bool is_one_product(std::string_view op) {
+  constexpr std::string_view kProducts[] = {"addbmm", "addmm",  "addmv", "baddbmm", "bmm",
+                                            "linear", "matmul", "mm",    "mv"};
+  return std::ranges::find(kProducts, op) != std::end(kProducts) ||
+         (op.find("conv") != op.npos && !op.starts_with("cudnn"));
 }
 
 constexpr int kNone = -1;
@@ -84,6 +93,7 @@ class PolicyKernel final : public c10::OperatorKernel {
         is_tensordot_(op_table()[row].op == "tensordot"),
         is_binary_cross_entropy_(op_table()[row].op == "binary_cross_entropy"),
         is_cheap_to_repeat_(is_cheap_to_repeat(op_table()[row].op)),
+        is_one_product_(device == at::kCPU && is_one_product(op_table()[row].op)),
         own_(own),
         statistics_(op.schema()) {
     if (op.hasKernelForDispatchKey(autocast_key(device))) {
@@ -231,7 +241,24 @@ class PolicyKernel final : public c10::OperatorKernel {
     // mixture.
     if (floats.any_fp64) return op.redispatchBoxed(keys & keys_below_, stack);
     if (is_lstm_kernel_) return run_lstm_kernel(op, keys, stack, low);
+    if (is_one_product_ && active_policy()->products_in_fp32 && floats.widest)
+      return run_product_in_fp32(op, keys, stack, low);
     run_cast(op, keys, stack, low);
+  }
+
+  void run_product_in_fp32(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack,
+                           at::ScalarType low) const {
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(autocast_key(device_));
+    auto noted = active_policy()->repeat_outputs ? noted_argument(arguments(stack)) : std::nullopt;
+    cast_arguments_(arguments(stack), device_, low);
+    {
+      const RepeatedOutput repeated_output(std::move(noted), arguments(stack));
+      auto upcasts = cast_arguments_(arguments(stack), device_, at::kFloat);
+      if (!active_policy()->repeat_upcasts) upcasts.clear();
+      const RepeatedUpcasts repeated(std::move(upcasts), /*of_low_operation=*/true);
+      op.redispatchBoxed(keys & keys_below_, stack);
+    }
+    stack->back() = stack->back().toTensor().to(low);
   }
 
   void run_fp32(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
@@ -366,7 +393,8 @@ class PolicyKernel final : public c10::OperatorKernel {
   bool is_tensordot_;
   bool is_binary_cross_entropy_;
   bool is_cheap_to_repeat_;
-  const OwnOp* own_;  // null where LibTorch computes the operation whatever its arguments
+  bool is_one_product_;  // on the CPU
+  const OwnOp* own_;     // null where LibTorch computes the operation whatever its arguments
   RunningStatistics statistics_;
   std::optional<c10::SafeKernelFunction> stock_;  // empty when stock autocast does nothing here
 };

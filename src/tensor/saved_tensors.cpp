@@ -51,12 +51,11 @@ class PackedHooks final : public SavedVariableHooks {
  public:
   void call_pack_hook(const at::Tensor& tensor) override {
     at::Tensor kept = tensor;
-    if (!is_parameter(tensor)) {
-      for (auto scope = innermost_scope(); scope && kept.defined(); scope = scope->outer) {
-        if (auto packed = scope->packer->pack(kept)) {
-          kept = std::move(packed->kept);
-          restores_.push_back(std::move(packed->restore));
-        }
+    for (auto scope = innermost_scope(); scope && kept.defined() && !is_parameter(kept);
+         scope = scope->outer) {
+      if (auto packed = scope->packer->pack(kept)) {
+        kept = std::move(packed->kept);
+        restores_.push_back(std::move(packed->restore));
       }
     }
     if (!kept.defined()) return;

@@ -103,7 +103,7 @@ void expect_same_bits(const StateDict& found, const StateDict& expected) {
   }
 }
 
-/// FP16 convolutions take LibTorch a second a step backward on a CPU: CI takes fewer of ResNet's. The full
+/// Convolutions of FP16 can take a second a step backward on a CPU: CI takes fewer of ResNet's. The full
 /// form is HALFSTEP_STEPS=50 device_test --gtest_filter='*DeviceModels*'.
 int steps_of(Trained (*make)(at::Device)) {
   const char* chosen = std::getenv("HALFSTEP_STEPS");

@@ -392,6 +392,41 @@ class WiderMoments {
   std::vector<std::pair<at::Tensor, at::Tensor>> pairs_;
 };
 
+/// A host without instructions for the type takes its products in FP32, as a scope does there: the same bits
+/// and many times faster.
+bool host_has_products_of(at::ScalarType type) {
+  if (type == at::kBFloat16) return __builtin_cpu_supports("avx512bf16");
+  return type != at::kHalf || __builtin_cpu_supports("avx512fp16");
+}
+
+/// The arguments of a product, or of the sum that is a bias's gradient, in FP32 for the time of the call.
+class WideProduct {
+ public:
+  WideProduct(const std::string& op, Stack& stack, size_t begin) {
+    static constexpr std::string_view kProducts[] = {"aten::mm.out",      "aten::addmm.out",
+                                                     "aten::bmm.out",     "aten::addmv.out",
+                                                     "aten::baddbmm.out", "aten::convolution_backward",
+                                                     "aten::mv",          "aten::sum.IntList_out"};
+    if (std::ranges::find(kProducts, op) == std::end(kProducts) ||
+        host_has_products_of(stack[begin].toTensor().scalar_type()))
+      return;
+    low_ = stack[begin].toTensor().scalar_type();
+    if (op.ends_with("out")) out_ = stack.back().toTensor();
+    for (size_t i = begin; i < stack.size(); ++i)
+      stack[i] = changed(stack[i], [](const at::Tensor& t) { return t.to(at::kFloat); });
+  }
+  void round(Stack& stack, size_t outputs) const {
+    if (!low_) return;
+    for (size_t i = stack.size() - outputs; i < stack.size(); ++i)
+      stack[i] = changed(stack[i], [&](const at::Tensor& t) { return t.defined() ? t.to(*low_) : t; });
+    if (out_.defined()) stack.back() = out_.copy_(stack.back().toTensor());
+  }
+
+ private:
+  std::optional<at::ScalarType> low_;
+  at::Tensor out_;
+};
+
 void run_on_host(const c10::OperatorHandle& op, Stack* stack) {
   const c10::FunctionSchema& schema = op.schema();
   const std::string& name = schema.name();
@@ -414,7 +449,9 @@ void run_on_host(const c10::OperatorHandle& op, Stack* stack) {
   for (size_t i = begin; i < stack->size(); ++i)
     (*stack)[i] = changed((*stack)[i], [&](const at::Tensor& t) { return translation.to_host(t); });
   const WiderMoments moments(name, *stack, begin);
+  const WideProduct product(full_name, *stack, begin);
   op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+  product.round(*stack, schema.returns().size());
   moments.round_back();
   translation.take_over_shapes();
   for (size_t i = stack->size() - schema.returns().size(); i < stack->size(); ++i)
@@ -511,9 +548,14 @@ at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight,
                        int64_t groups) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   count_launch("aten::convolution");
-  return on_device(at::convolution(on_host(input), on_host(weight),
-                                   bias ? std::optional(on_host(*bias)) : std::nullopt, stride, padding,
-                                   dilation, transposed, output_padding, groups));
+  const at::ScalarType type = input.scalar_type();
+  const auto wide = [&](const at::Tensor& t) {
+    return host_has_products_of(type) || !t.defined() ? on_host(t) : on_host(t).to(at::kFloat);
+  };
+  return on_device(at::convolution(wide(input), wide(weight),
+                                   bias ? std::optional(wide(*bias)) : std::nullopt, stride, padding,
+                                   dilation, transposed, output_padding, groups)
+                       .to(type));
 }
 
 // Attention as CUDA has it: one launch forward, one backward, where its flash kernels take the arguments.
