@@ -3,6 +3,7 @@
 #   here         for this machine only: knows the LibTorch that it was built against by its path
 #   program      what the package `halfstep` has; rules with EXCLUDE_FROM_ALL are for packages only
 #   development  what the package `halfstep-dev` has
+#   wheel        what cmake/Wheel.cmake puts into the Python package
 include(CMakePackageConfigHelpers)
 set(cmake_files ${CMAKE_INSTALL_LIBDIR}/cmake/Halfstep)
 
@@ -42,3 +43,4 @@ install(FILES ${texts}/_halfstep DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-f
 install(FILES ${texts}/halfstep.fish DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d COMPONENT program)
 
 include(cmake/Package.cmake)
+include(cmake/Wheel.cmake)

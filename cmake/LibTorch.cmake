@@ -1,7 +1,7 @@
 # Finds LibTorch 2.13. Asked for in this order: -DTorch_DIR or CMAKE_PREFIX_PATH, the wheel in .venv
-# (made by tools/setup), the wheel of the python3 on PATH.
+# (made by tools/setup), the wheel of the python3 on PATH; where pip builds us, first that of its Python.
 if(NOT Torch_DIR)
-  foreach(python ${PROJECT_SOURCE_DIR}/.venv/bin/python python3)
+  foreach(python ${Python_EXECUTABLE} ${PROJECT_SOURCE_DIR}/.venv/bin/python python3)
     execute_process(
       COMMAND ${python} -c "import torch; print(torch.utils.cmake_prefix_path)"
       OUTPUT_VARIABLE torch_of_python OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE failed)

@@ -4,7 +4,7 @@
 set(libexec libexec/halfstep)
 install(PROGRAMS $<TARGET_FILE:halfstep_launcher> DESTINATION bin RENAME halfstep COMPONENT program EXCLUDE_FROM_ALL)
 install(PROGRAMS $<TARGET_FILE:halfstep_cli> DESTINATION ${libexec} COMPONENT program EXCLUDE_FROM_ALL)
-install(FILES $<TARGET_FILE:halfstep> $<TARGET_SONAME_FILE:halfstep> DESTINATION lib COMPONENT program EXCLUDE_FROM_ALL)
+install(FILES $<TARGET_FILE:halfstep> DESTINATION lib COMPONENT program EXCLUDE_FROM_ALL)
 install(FILES LICENSE DESTINATION share/doc/halfstep RENAME copyright COMPONENT program EXCLUDE_FROM_ALL)
 install(FILES LICENSE DESTINATION share/doc/halfstep-dev RENAME copyright COMPONENT development EXCLUDE_FROM_ALL)
 # Where Debian's zsh looks; others look into site-functions.

@@ -48,7 +48,7 @@ ROOMS = [
      "base formats words io data_files checkpoint_format kernels text config log memory tensor scaling optim data checkpoint quant precision autocast models"),
     ("report", "a run's log read back; reports and comparisons of runs: the program's", "base words io config log"),
     ("cli", "the program `halfstep`: our own first user, by public headers, words and report",
-     "base formats words data_files text config log report memory tensor checkpoint precision train"),
+     "base formats words data_files text config log report memory tensor checkpoint precision models train"),
     ("capi", "a C ABI", None),
 ]
 PLACE = {room: place for place, (room, _, _) in enumerate(ROOMS)}

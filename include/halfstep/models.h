@@ -16,9 +16,11 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace halfstep {
@@ -43,11 +45,40 @@ struct CausalLMShape {
   int64_t looked_up_weights = 0;  ///< elements of embeddings that are looked up and never multiplied
 };
 
+/// The keys and values of what a model has read, so that it can read on without reading that again.
+class HALFSTEP_API KeyValueCache {
+ public:
+  KeyValueCache() = default;
+  KeyValueCache(KeyValueCache&&) = default;
+  KeyValueCache& operator=(KeyValueCache&&) = default;
+  /// None: two texts that go on from one would write into the same memory.
+  KeyValueCache(const KeyValueCache&) = delete;
+  KeyValueCache& operator=(const KeyValueCache&) = delete;
+
+  int64_t length() const { return layers_.empty() ? 0 : layers_.front().length; }  ///< tokens
+
+  /// For models: appends those of a layer, [batch, heads, new tokens, head size], and returns all. Layers
+  /// come in their order.
+  std::pair<at::Tensor, at::Tensor> append(std::size_t layer, const at::Tensor& keys,
+                                           const at::Tensor& values);
+
+ private:
+  struct Layer {
+    at::Tensor keys, values;  // with room for more tokens
+    int64_t length = 0;
+  };
+  std::vector<Layer> layers_;
+};
+
 /// A model that gives each next token a logit.
 class HALFSTEP_API CausalLM : public torch::nn::Module {
  public:
   /// Logits [batch, length, vocabulary] of ids [batch, length], int64.
   virtual at::Tensor forward(const at::Tensor& ids) = 0;
+
+  /// The same of ids that follow those which the cache holds; it takes them in. For writing: call it without
+  /// gradients, and in evaluation.
+  virtual at::Tensor read_on(const at::Tensor& ids, KeyValueCache& cache) = 0;
 
   /// Mean cross-entropy of `targets`, of the shape of `ids`; those that are -100 do not count. Nothing is
   /// shifted: the target of ids[b, i] is targets[b, i], usually ids[b, i + 1].
@@ -129,6 +160,7 @@ class HALFSTEP_API Gpt2Impl : public CausalLM {
   Gpt2Impl(Gpt2Config config, Uninitialized uninitialized);
 
   at::Tensor forward(const at::Tensor& ids) override;
+  at::Tensor read_on(const at::Tensor& ids, KeyValueCache& cache) override;
   CausalLMShape shape() const override;
   void reset_parameters(uint64_t seed) override;
   std::string config_json() const override;
@@ -136,6 +168,7 @@ class HALFSTEP_API Gpt2Impl : public CausalLM {
 
  private:
   struct Transformer;
+  at::Tensor logits(const at::Tensor& ids, KeyValueCache* cache);
   Gpt2Config config_;
   std::shared_ptr<Transformer> transformer_;
   at::Tensor free_head_;
@@ -150,6 +183,7 @@ class HALFSTEP_API LlamaImpl : public CausalLM {
   LlamaImpl(LlamaConfig config, Uninitialized uninitialized);
 
   at::Tensor forward(const at::Tensor& ids) override;
+  at::Tensor read_on(const at::Tensor& ids, KeyValueCache& cache) override;
   CausalLMShape shape() const override;
   void reset_parameters(uint64_t seed) override;
   std::string config_json() const override;
@@ -203,14 +237,18 @@ HALFSTEP_API void save_pretrained(const CausalLM& model, const std::filesystem::
 struct GenerateOptions {
   int64_t tokens = 64;       ///< to write
   double temperature = 0.8;  ///< 0: always the likeliest token
+  int64_t top_k = 0;         ///< only so many of the likeliest tokens; 0: all
+  double top_p = 1;          ///< only the likeliest tokens that have this probability together
   int64_t context = 0;       ///< how many of the last tokens the model is shown; 0: all
   uint64_t seed = 0;
+  std::vector<int64_t> ends{};                   ///< tokens that end it; the last id returned is then one
+  bool cache = true;                             ///< keep keys and values instead of reading all again
+  std::function<void(int64_t id)> each_token{};  ///< told as they are written, but for an end
 };
 
 /// Goes on from `prompt` (at least one id) and returns the new ids. Deterministic by the seed alone:
-/// LibTorch's own generators are not touched. The model is run as a whole for each token, without a cache of
-/// keys and values: for samples in training, not for serving. Call it inside MixedPrecision::forward for its
-/// precision.
+/// LibTorch's own generators are not touched. From the token on that no longer fits into `context` the model
+/// is run as a whole for each one. Call it inside MixedPrecision::forward for its precision.
 HALFSTEP_API std::vector<int64_t> generate(CausalLM& model, const std::vector<int64_t>& prompt,
                                            const GenerateOptions& options = {});
 

@@ -158,12 +158,13 @@ struct ConfigText {
   std::string text;
 };
 
-/// Later ones win: preset, file, environment, set.
+/// Later ones win: preset, file, environment, unset, set.
 struct ConfigSources {
   std::optional<std::string> preset{};
   std::optional<ConfigText> file{};
   std::vector<std::pair<std::string, std::string>> environment{};  ///< names with their values
-  std::vector<std::string> set{};                                  ///< "optimizer.lr=3e-4"
+  std::vector<std::string> unset{};  ///< keys whose value before `set` is the default
+  std::vector<std::string> set{};    ///< "optimizer.lr=3e-4"
 };
 
 /// Reads a file of at most 256 KiB.
@@ -176,6 +177,8 @@ HALFSTEP_API std::vector<std::pair<std::string, std::string>> config_environment
 struct ResolvedConfig {
   RunConfig config{};
   std::map<std::string, std::string, std::less<>> origins{};  ///< of the keys that are not defaults
+  /// What was left out: "optimizer.final_lr of preset tiny is left out: it has no meaning with ...".
+  std::vector<std::string> notes{};
 
   /// "default", "preset tiny", "run.toml:12", "HALFSTEP_OPTIMIZER__LR", "--set".
   HALFSTEP_API std::string origin(std::string_view path) const;
@@ -183,7 +186,8 @@ struct ResolvedConfig {
 
 /// Puts the sources together. Throws an Error that lists every fault, each with its file and line, variable
 /// or flag and what to write instead: unknown keys, wrong types, numbers out of range, options that
-/// contradict each other. Looks at no file.
+/// contradict each other. A preset's value that another source contradicts is left out, with a note. Looks at
+/// no file.
 [[nodiscard]] HALFSTEP_API ResolvedConfig resolve_config(const ConfigSources& sources);
 
 /// Throws an Error that lists every file and folder which the configuration names and which is not there.

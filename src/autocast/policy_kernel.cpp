@@ -94,6 +94,7 @@ class PolicyKernel final : public c10::OperatorKernel {
         is_binary_cross_entropy_(op_table()[row].op == "binary_cross_entropy"),
         is_cheap_to_repeat_(is_cheap_to_repeat(op_table()[row].op)),
         is_one_product_(device == at::kCPU && is_one_product(op_table()[row].op)),
+        is_convolution_(op_table()[row].op.find("conv") != std::string_view::npos),
         own_(own),
         statistics_(op.schema()) {
     if (op.hasKernelForDispatchKey(autocast_key(device))) {
@@ -246,6 +247,24 @@ class PolicyKernel final : public c10::OperatorKernel {
     run_cast(op, keys, stack, low);
   }
 
+  /// A product of many matrices, or of rows with one matrix, copies an operand whose batches do not lie one
+  /// after the other, and backward keeps the copy: here it is a low one.
+  static void lay_batches_together(Arguments arguments) {
+    const bool by_rows = std::ranges::any_of(arguments, [](const c10::IValue& argument) {
+      return argument.isTensor() && argument.toTensor().defined() && argument.toTensor().dim() == 2;
+    });
+    for (c10::IValue& argument : arguments) {
+      if (!argument.isTensor()) continue;
+      const at::Tensor& low = argument.toTensor();
+      if (!low.defined() || low.dim() < 3 || low.numel() == 0 || low.layout() != at::kStrided ||
+          low.is_nested())
+        continue;
+      const at::Tensor together =
+          by_rows ? low.reshape({-1, low.size(-1)}) : low.reshape({-1, low.size(-2), low.size(-1)});
+      if (!together.is_alias_of(low)) argument = together.view(low.sizes());
+    }
+  }
+
   void run_product_in_fp32(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack,
                            at::ScalarType low) const {
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(autocast_key(device_));
@@ -253,6 +272,7 @@ class PolicyKernel final : public c10::OperatorKernel {
     cast_arguments_(arguments(stack), device_, low);
     {
       const RepeatedOutput repeated_output(std::move(noted), arguments(stack));
+      if (!is_convolution_) lay_batches_together(arguments(stack));
       auto upcasts = cast_arguments_(arguments(stack), device_, at::kFloat);
       if (!active_policy()->repeat_upcasts) upcasts.clear();
       const RepeatedUpcasts repeated(std::move(upcasts), /*of_low_operation=*/true);
@@ -394,7 +414,8 @@ class PolicyKernel final : public c10::OperatorKernel {
   bool is_binary_cross_entropy_;
   bool is_cheap_to_repeat_;
   bool is_one_product_;  // on the CPU
-  const OwnOp* own_;     // null where LibTorch computes the operation whatever its arguments
+  bool is_convolution_;
+  const OwnOp* own_;  // null where LibTorch computes the operation whatever its arguments
   RunningStatistics statistics_;
   std::optional<c10::SafeKernelFunction> stock_;  // empty when stock autocast does nothing here
 };

@@ -32,7 +32,9 @@ void add_checkpoint(CLI::App& program);
 void add_compare(CLI::App& program);
 void add_completion(CLI::App& program);
 void add_env(CLI::App& program);
+void add_evaluate(CLI::App& program);
 void add_explain(CLI::App& program);
+void add_generate(CLI::App& program);
 void add_manual(CLI::App& program);
 void add_preset(CLI::App& program);
 void add_report(CLI::App& program);
@@ -42,7 +44,7 @@ void add_train(CLI::App& program);
 /// How a configuration is named on the command line.
 struct ConfigRequest {
   std::string preset, file, precision;
-  std::vector<std::string> set;
+  std::vector<std::string> set, unset;
 };
 
 void add_config_options(CLI::App& command, ConfigRequest& request);

@@ -154,8 +154,8 @@ void add_explain(CLI::App& program) {
                                 ->expected(1)
                                 ->check(CLI::IsMember({"stock"}))
                                 ->type_name("stock");
-  CLI::App* const model = explain->add_subcommand(
-      "model", "Which layers of a run follow its recipe, in which formats, and why the others do not");
+  CLI::App* const model =
+      explain->add_subcommand("model", "Which layers of a run follow its recipe, in which formats, and why");
   auto request = std::make_shared<ConfigRequest>();
   add_config_options(*model, *request);
   CLI::Option* const model_json = add_switch(*model, "--json", "As JSON");

@@ -4,8 +4,10 @@
 #include <halfstep/error.h>
 #include <halfstep/memory.h>
 #include <halfstep/printable.h>
+#include <halfstep/run_config.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <exception>
 #include <iostream>
 #include <sstream>
@@ -51,6 +53,32 @@ std::string printable_lines(std::string message) {
   return lines;
 }
 
+/// " Did you mean 'train'?", or how a key of the configuration is given, or "".
+std::string suggestion(const CLI::App& program) {
+  const auto unknown = program.remaining(/*recurse=*/true);
+  if (unknown.empty()) return "";
+  const auto given = program.get_subcommands();
+  const CLI::App& command = given.empty() ? program : *given.front();
+  const std::string word = unknown.front().substr(0, unknown.front().find('='));
+  std::vector<std::string> known;
+  if (word.starts_with("--")) {
+    for (const CLI::Option* option : command.get_options())
+      for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
+  } else {
+    for (const CLI::App* each : command.get_subcommands([](const CLI::App*) { return true; }))
+      known.push_back(each->get_name());
+  }
+  const std::string nearest = halfstep::did_you_mean(word, {known.begin(), known.end()});
+  if (!nearest.empty() || !word.starts_with("--") || command.get_option_no_throw("--set") == nullptr)
+    return nearest;
+  std::string name = word == "--learning-rate" ? "lr" : word.substr(2);
+  std::replace(name.begin(), name.end(), '-', '_');
+  for (const halfstep::ConfigKey& key : halfstep::config_keys())
+    if (key.path.substr(key.path.rfind('.') + 1) == name)
+      return " It is a key: --set " + std::string(key.path) + "=...";
+  return "";
+}
+
 int run(int argc, char** argv) {
   CLI::App program("Mixed-precision training for LibTorch.", "halfstep");
   CLI::Option* const version = add_version_flag(program);
@@ -58,7 +86,9 @@ int run(int argc, char** argv) {
   add_compare(program);
   add_completion(program);
   add_env(program);
+  add_evaluate(program);
   add_explain(program);
+  add_generate(program);
   add_manual(program);
   add_preset(program);
   add_report(program);
@@ -72,7 +102,8 @@ int run(int argc, char** argv) {
   } catch (const CLI::CallForHelp& help) {
     return program.exit(help);
   } catch (const CLI::ParseError& error) {
-    std::cerr << "halfstep: " << printable_lines(error.what())
+    const std::string advice = suggestion(program);
+    std::cerr << "halfstep: " << printable_lines(error.what() + (advice.empty() ? "" : "." + advice))
               << "Run 'halfstep --help' for what there is.\n";
     return kUsage;
   }

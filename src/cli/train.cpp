@@ -4,9 +4,11 @@
 #include <halfstep/trainer.h>
 
 #include <fcntl.h>
+#include <link.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cerrno>
@@ -283,16 +285,69 @@ void run(const Request& request) {
 
 }  // namespace
 
+namespace {
+
+/// LibTorch's headers: text that is there wherever we are. The library's own path leads to them.
+std::optional<std::string> headers_of_torch() {
+  std::string library;
+  dl_iterate_phdr(
+      [](dl_phdr_info* object, size_t, void* found) {
+        if (!std::string_view(object->dlpi_name).ends_with("/libtorch_cpu.so")) return 0;
+        *static_cast<std::string*>(found) = object->dlpi_name;
+        return 1;
+      },
+      &library);
+  std::error_code missing;
+  const Path folder =
+      std::filesystem::weakly_canonical(Path(library).parent_path() / "../include/torch", missing);
+  return std::filesystem::is_directory(folder, missing) ? std::optional(folder.string()) : std::nullopt;
+}
+
+/// What a run that is in the folder already trains on: it goes on with that, whatever is installed by now.
+std::vector<std::string> text_of_run(const std::optional<std::string>& folder) {
+  if (!folder) return {};
+  const Path written = Path(*folder) / "config.toml";
+  std::error_code missing;
+  if (!std::filesystem::exists(written, missing)) return {};
+  return resolve_config({.file = read_config_file(written)}).config.data.train;
+}
+
+/// Where the preset's own text, which a Debian package brings, is not there.
+std::optional<std::string> text_instead_of_presets(const ResolvedConfig& resolved) {
+  if (!resolved.origin("data.train").starts_with("preset ")) return std::nullopt;
+  const std::vector<std::string>& named = resolved.config.data.train;
+  const auto headers = headers_of_torch();
+  if (const auto of_run = text_of_run(resolved.config.run.folder); !of_run.empty())
+    return headers && of_run == std::vector{*headers} ? headers : std::nullopt;
+  const auto is_there = [](const std::string& path) {
+    std::error_code unknown;
+    return std::filesystem::exists(path, unknown);
+  };
+  return std::ranges::none_of(named, is_there) ? headers : std::nullopt;
+}
+
+}  // namespace
+
 ResolvedConfig configuration(const ConfigRequest& request, const std::vector<std::string>& more) {
   try {
     ConfigSources sources;
     if (!request.preset.empty()) sources.preset = request.preset;
     if (!request.file.empty()) sources.file = read_config_file(request.file);
     sources.environment = config_environment();
+    sources.unset = request.unset;
     sources.set = request.set;
     if (!request.precision.empty()) sources.set.push_back("precision.compute=" + request.precision);
     sources.set.insert(sources.set.end(), more.begin(), more.end());
-    return resolve_config(sources);
+    ResolvedConfig resolved = resolve_config(sources);
+    if (const auto headers = text_instead_of_presets(resolved)) {
+      sources.set.push_back("data.train=" + *headers);
+      resolved = resolve_config(sources);
+      resolved.notes.push_back("data.train of preset " + request.preset + " is left out: the run trains on " +
+                               *headers);
+    }
+    for (const std::string& note : resolved.notes)
+      std::cerr << "halfstep: " << printable(note, Unprintable::Escaped) << "\n";
+    return resolved;
   } catch (const FileError&) {
     throw;
   } catch (const Error& error) {
@@ -306,6 +361,10 @@ void add_config_options(CLI::App& command, ConfigRequest& request) {
   command.add_option("CONFIG", request.file, "A TOML file")->type_name("FILE");
   command.add_option("--set", request.set, "One key of the configuration: optimizer.lr=3e-4")
       ->type_name("KEY=VALUE")
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  command.add_option("--unset", request.unset, "Not what the preset or file gives for a key")
+      ->type_name("KEY")
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   command.add_option("--precision", request.precision, "bf16, fp8-delayed, mxfp8, ...: precision.compute")
@@ -335,6 +394,8 @@ void add_train(CLI::App& program) {
   command->add_flag("--dry-run", request->dry_run, std::string("Say memory and time, and write nothing"));
   command->add_flag("--json", request->json, std::string("What happens as JSON, one object a line"));
   command->footer(
+      "Keys are listed by 'halfstep train --preset tiny --print-config' and in\n"
+      "docs/configuration.md. What the screen shows goes to standard error.\n"
       "Ctrl-C or SIGTERM finishes the step, saves and stops; the same command with\n"
       "the same --folder goes on. Exit codes: 0 done, 2 usage, 3 data or checkpoint,\n"
       "4 diverged, 5 out of memory, 6 ended at once by a second Ctrl-C, 7 out of time,\n"

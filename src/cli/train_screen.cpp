@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <filesystem>
 #include <iomanip>
 #include <optional>
 #include <sstream>
@@ -342,10 +343,19 @@ void TrainScreen::end(const RunEnd& end) {
   pace_ = StepPace();  // it is over: no time is left
   if (drawn_ || (latest_ && shown_step_ != latest_->step)) show_latest();
   if (std::exchange(drawn_, false)) write("\n");
-  std::string text = std::string(to_string(end.outcome)) + " after step " + with_commas(end.step) + ", " +
-                     fine_duration_text(seconds_);
-  if (!end.why.empty()) text += ": " + end.why;
+  const bool was_done = end.outcome == RunOutcome::Done && !latest_ && plan_.steps_done >= plan_.steps;
+  std::string text = was_done ? "this run was done before: all " + with_commas(plan_.steps) +
+                                    " steps were taken. Go on with a higher train.steps, or begin another in "
+                                    "another folder"
+                              : std::string(to_string(end.outcome)) + " after step " + with_commas(end.step) +
+                                    ", " + fine_duration_text(seconds_);
+  if (!was_done && !end.why.empty()) text += ": " + end.why;
   line(text, colour_of(end.outcome));
+  if (end.outcome != RunOutcome::Done) return;
+  const std::filesystem::path model = std::filesystem::path(plan_.folder) / "model";
+  std::error_code unknown;
+  if (std::filesystem::is_directory(model, unknown)) line("the model is in " + model.string());
+  line("a page about the run: halfstep report " + plan_.folder);
 }
 
 // Past the stream, which the run's own thread may hold.

@@ -3,6 +3,8 @@
 #include <array>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "config/key_text.h"
 
@@ -11,10 +13,9 @@ namespace {
 
 class Finder {
  public:
-  Finder(const ResolvedConfig& resolved, Faults& faults)
-      : resolved_(resolved), config_(resolved.config), faults_(faults) {}
+  explicit Finder(const ResolvedConfig& resolved) : resolved_(resolved), config_(resolved.config) {}
 
-  void find() {
+  std::vector<Contradiction> find() {
     model();
     sizes();
     data();
@@ -23,14 +24,13 @@ class Finder {
     optimizer();
     schedule();
     train();
+    return std::move(found_);
   }
 
  private:
-  /// A fault of `path`, told with its origin.
   template <typename... Parts>
   void fault(std::string_view path, const Parts&... parts) {
-    const std::string origin = resolved_.origin(path);
-    faults_.add(origin == "default" ? "configuration" : origin, path, " ", parts...);
+    found_.push_back({std::string(path), detail::concat(parts...)});
   }
 
   /// "optimizer.lr (--set)": the other side of a contradiction.
@@ -224,11 +224,11 @@ class Finder {
 
   const ResolvedConfig& resolved_;
   RunConfig config_;  // a copy: the table's fields are pointers to what may be written
-  Faults& faults_;
+  std::vector<Contradiction> found_;
 };
 
 }  // namespace
 
-void find_contradictions(const ResolvedConfig& resolved, Faults& faults) { Finder(resolved, faults).find(); }
+std::vector<Contradiction> contradictions(const ResolvedConfig& resolved) { return Finder(resolved).find(); }
 
 }  // namespace halfstep::config

@@ -38,6 +38,18 @@ bool is_op_name(std::string_view name) {
   return !name.empty() && name.size() <= 128 && name.find_first_not_of(letters) == name.npos;
 }
 
+/// For what others call by another name.
+std::string_view our_word(std::string_view word) {
+  constexpr std::pair<std::string_view, std::string_view> kWords[] = {
+      {"float16", "fp16"},       {"half", "fp16"},
+      {"float32", "fp32"},       {"float", "fp32"},
+      {"bfloat16", "bf16"},      {"fp8", "fp8-delayed"},
+      {"float8", "fp8-delayed"}, {"adam", "adamw"},
+      {"adamw_torch", "adamw"},  {"warmup_stable_decay", "wsd"}};
+  const auto found = std::ranges::find(kWords, word, &std::pair<std::string_view, std::string_view>::first);
+  return found == std::end(kWords) ? std::string_view() : found->second;
+}
+
 /// Puts one setting into its field, or throws an Error.
 class Assignment {
  public:
@@ -100,7 +112,10 @@ class Assignment {
     if (text.empty()) refuse("Leave the key out instead. " + default_sentence(key_));
     if (text.find('\0') != text.npos) refuse("It must not hold a NUL character.");
     if (!key_.words.empty() && std::ranges::find(key_.words, text) == key_.words.end()) {
-      const std::string nearest = did_you_mean(text, key_.words);
+      const std::string_view ours = our_word(text);
+      const std::string nearest = std::ranges::find(key_.words, ours) != key_.words.end()
+                                      ? " Did you mean " + in_quotes(ours) + "?"
+                                      : did_you_mean(text, key_.words);
       refuse(nearest.empty() ? default_sentence(key_) : nearest.substr(1));
     }
     return text;
@@ -137,10 +152,13 @@ std::string ResolvedConfig::origin(std::string_view path) const {
   return found == origins.end() ? "default" : found->second;
 }
 
-ResolvedConfig resolve_config(const ConfigSources& sources) {
-  config::Faults faults;
+namespace {
+
+using config::Contradiction, config::Faults, config::Setting;
+
+ResolvedConfig assigned(const std::vector<Setting>& settings, Faults& faults) {
   ResolvedConfig resolved;
-  for (const config::Setting& setting : config::settings_of(sources, faults)) {
+  for (const Setting& setting : settings) {
     const ConfigKey& key = *config::find_key(setting.path);
     try {
       std::visit(config::Assignment(key, setting), key.field(resolved.config));
@@ -149,9 +167,59 @@ ResolvedConfig resolve_config(const ConfigSources& sources) {
       faults.add(error);
     }
   }
+  return resolved;
+}
+
+/// A preset goes with itself: what contradicts a value of it came from elsewhere, and is meant.
+void leave_out_of_preset(const std::string& preset, std::vector<Setting>& settings,
+                         ResolvedConfig& resolved) {
+  const std::string origin = "preset " + preset;
+  std::set<std::string> needed;  // without these something else is missing
+  std::vector<std::string> notes;
+  for (;;) {
+    const auto found = config::contradictions(resolved);
+    const auto next = std::ranges::find_if(found, [&](const Contradiction& each) {
+      return resolved.origin(each.path) == origin && !needed.contains(each.path);
+    });
+    if (next == found.end()) break;
+    std::vector<Setting> rest = settings;
+    std::erase_if(rest, [&](const Setting& setting) { return setting.path == next->path; });
+    Faults none;  // every value was taken before
+    ResolvedConfig without = assigned(rest, none);
+    const auto still = config::contradictions(without);
+    if (std::ranges::any_of(still, [&](const Contradiction& each) { return each.path == next->path; })) {
+      needed.insert(next->path);
+      continue;
+    }
+    notes.push_back(next->path + " of " + origin + " is left out: it " + next->why);
+    settings = std::move(rest);
+    resolved = std::move(without);
+  }
+  // A model from a folder has a tokenizer of its own; "bytes" is the preset's word about its own model.
+  const auto is_of_preset = [&](std::string_view path) { return resolved.origin(path) == origin; };
+  if (resolved.config.model.from && !is_of_preset("model.from") && is_of_preset("data.tokenizer")) {
+    std::erase_if(settings, [](const Setting& setting) { return setting.path == "data.tokenizer"; });
+    Faults none;
+    resolved = assigned(settings, none);
+    notes.push_back("data.tokenizer of " + origin + " is left out: it is for the preset's model, and " +
+                    resolved.origin("model.from") + " names another.");
+  }
+  resolved.notes = std::move(notes);
+}
+
+}  // namespace
+
+ResolvedConfig resolve_config(const ConfigSources& sources) {
+  Faults faults;
+  std::vector<Setting> settings = config::settings_of(sources, faults);
+  ResolvedConfig resolved = assigned(settings, faults);
   // Values that were refused would contradict others for no fault of theirs.
   faults.throw_if_any();
-  config::find_contradictions(resolved, faults);
+  if (sources.preset) leave_out_of_preset(*sources.preset, settings, resolved);
+  for (const Contradiction& each : config::contradictions(resolved)) {
+    const std::string origin = resolved.origin(each.path);
+    faults.add(origin == "default" ? "configuration" : origin, each.path, " ", each.why);
+  }
   config::check_size(resolved.config, faults);
   faults.throw_if_any();
   return resolved;

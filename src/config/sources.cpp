@@ -111,6 +111,17 @@ std::vector<Setting> settings_of(const ConfigSources& sources, Faults& faults) {
   }
   for (const auto& [name, text] : sources.environment)
     if (names_key(name)) add_text(path_of(name), text, name, settings, faults);
+  for (const std::string& path : sources.unset) {
+    if (!find_key(path)) {
+      unknown_key("--unset", path, faults);
+      continue;
+    }
+    // All operations are unset by their table's name.
+    std::erase_if(settings, [&](const Setting& setting) {
+      return setting.path == path ||
+             (path == kOpsPath && setting.path.starts_with(std::string(kOpsPath) + "."));
+    });
+  }
   for (const std::string& flag : sources.set) {
     const size_t equals = flag.find('=');
     if (equals == flag.npos)

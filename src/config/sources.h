@@ -49,7 +49,12 @@ struct Setting {
 /// Every setting of a known key, those that win last; what is no setting is a fault.
 std::vector<Setting> settings_of(const ConfigSources& sources, Faults& faults);
 
+struct Contradiction {
+  std::string path;  ///< of the key that does not go with others
+  std::string why;   ///< "has no meaning with a constant schedule. Use ..."
+};
+
 /// Goes by the values alone, never by where they came from: what is printed and read again fares alike.
-void find_contradictions(const ResolvedConfig& resolved, Faults& faults);
+std::vector<Contradiction> contradictions(const ResolvedConfig& resolved);
 
 }  // namespace halfstep::config

@@ -1,9 +1,11 @@
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/argmax.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/multinomial.h>
 #include <ATen/ops/softmax.h>
+#include <ATen/ops/zeros_like.h>
 #include <halfstep/error.h>
 #include <halfstep/models.h>
 
@@ -45,26 +47,96 @@ void models::check_ids(const at::Tensor& ids) {
                  ids.scalar_type(), " of shape ", ids.sizes(), ", expected Long of [batch, length].");
 }
 
-std::vector<int64_t> generate(CausalLM& model, const std::vector<int64_t>& prompt,
-                              const GenerateOptions& options) {
+std::optional<at::Tensor> models::mask_of(int64_t queries, int64_t keys, int64_t window, at::Device device) {
+  const bool windowed = window > 0 && window < keys;
+  if (!windowed && (queries == keys || queries == 1)) return std::nullopt;
+  const at::Tensor place = at::arange(keys, at::TensorOptions(at::kLong).device(device));
+  const at::Tensor distance = place.narrow(0, keys - queries, queries).unsqueeze(1) - place;
+  const at::Tensor before = distance.ge(0);
+  return windowed ? before.logical_and(distance.lt(window)) : before;
+}
+
+std::pair<at::Tensor, at::Tensor> KeyValueCache::append(std::size_t layer, const at::Tensor& keys,
+                                                        const at::Tensor& values) {
+  const int64_t count = keys.size(2);
+  if (layers_.size() <= layer) layers_.resize(layer + 1);
+  Layer& kept_layer = layers_[layer];
+  const int64_t before = kept_layer.length, after = before + count;
+  HALFSTEP_CHECK(before == layers_.front().length - (layer == 0 ? 0 : count), "KeyValueCache: layer ", layer,
+                 " holds ", before, " tokens and the first ", layers_.front().length,
+                 ": a forward before this one was given up. Begin with a new cache.");
+  const auto extended = [&](at::Tensor& kept, const at::Tensor& added) {
+    HALFSTEP_CHECK(!kept.defined() || (kept.size(0) == added.size(0) && kept.size(1) == added.size(1) &&
+                                       kept.size(3) == added.size(3)),
+                   "KeyValueCache: keys or values of ", added.sizes(), " behind some of ", kept.sizes(),
+                   ": another batch or another model. Begin with a new cache.");
+    if (!kept.defined() || kept.size(2) < after) {
+      constexpr int64_t kLeast = 64;
+      const int64_t room = std::max(kLeast, 2 * after);  // to grow costs a copy of all, and comes seldom
+      at::Tensor larger = at::empty({added.size(0), added.size(1), room, added.size(3)}, added.options());
+      if (before > 0) larger.narrow(2, 0, before).copy_(kept.narrow(2, 0, before));
+      kept = std::move(larger);
+    }
+    kept.narrow(2, before, count).copy_(added);
+    return kept.narrow(2, 0, after);
+  };
+  const std::pair all = {extended(kept_layer.keys, keys), extended(kept_layer.values, values)};
+  kept_layer.length = after;
+  return all;
+}
+
+namespace {
+
+/// Probabilities of the tokens that may be drawn; the others' are 0.
+at::Tensor probabilities_of(const at::Tensor& logits, const GenerateOptions& options) {
+  // From the largest one down: a low temperature makes no infinity.
+  const at::Tensor below = logits - logits.amax(-1, /*keepdim=*/true);
+  at::Tensor probabilities = at::softmax(below.to(at::kDouble) / options.temperature, -1);
+  if (options.top_k == 0 && options.top_p >= 1) return probabilities;
+  const auto [sorted, order] = probabilities.sort(/*stable=*/true, /*dim=*/-1, /*descending=*/true);
+  // A token stays while those before it have less than top_p together: at least one does.
+  at::Tensor stays = (sorted.cumsum(-1) - sorted).lt(options.top_p);
+  stays.select(-1, 0).fill_(true);
+  if (options.top_k > 0 && options.top_k < sorted.size(-1))
+    stays.narrow(-1, options.top_k, sorted.size(-1) - options.top_k).fill_(false);
+  return at::zeros_like(probabilities).scatter(-1, order, sorted * stays);  // multinomial takes any sum
+}
+
+void check_options(const std::vector<int64_t>& prompt, const GenerateOptions& options) {
   HALFSTEP_CHECK(!prompt.empty(), "generate: the prompt has no token. Give at least one.");
   HALFSTEP_CHECK(options.temperature >= 0, "generate: temperature is ", options.temperature,
                  "; it must be 0 or above.");
+  HALFSTEP_CHECK(options.top_k >= 0, "generate: top_k is ", options.top_k, "; it must be 0 or above.");
+  HALFSTEP_CHECK(options.top_p > 0 && options.top_p <= 1, "generate: top_p is ", options.top_p,
+                 "; it must be above 0, at most 1.");
+}
+
+}  // namespace
+
+std::vector<int64_t> generate(CausalLM& model, const std::vector<int64_t>& prompt,
+                              const GenerateOptions& options) {
+  check_options(prompt, options);
   const EvaluationScope evaluation(model);
   at::Generator random = at::make_generator<at::CPUGeneratorImpl>(options.seed);
   const at::Device device = model.parameters().front().device();
   std::vector<int64_t> ids = prompt;
+  KeyValueCache cache;
   for (int64_t written = 0; written < options.tokens; ++written) {
+    const auto known = static_cast<int64_t>(ids.size());
+    const bool cached = options.cache && (options.context == 0 || known <= options.context);
+    const at::Tensor all = cached ? model.read_on(last_of(ids, known - cache.length()).to(device), cache)
+                                  : model.forward(last_of(ids, options.context).to(device));
     // Chosen on the host: the same ids from the same logits on every device.
-    const at::Tensor context = last_of(ids, options.context).to(device);
-    const at::Tensor logits = model.forward(context).select(1, -1).to(at::kFloat).cpu();
+    const at::Tensor logits = all.select(1, -1).to(at::kFloat).cpu();
     HALFSTEP_CHECK(logits.isfinite().all().item<bool>(),
                    "generate: the model's logits are not all finite: its weights are ruined.");
     const at::Tensor next =
         options.temperature == 0
             ? logits.argmax(-1)
-            : at::softmax(logits / options.temperature, -1).multinomial(1, /*replacement=*/false, random);
+            : probabilities_of(logits, options).multinomial(1, /*replacement=*/false, random);
     ids.push_back(next.item<int64_t>());
+    if (std::ranges::find(options.ends, ids.back()) != options.ends.end()) break;
+    if (options.each_token) options.each_token(ids.back());
   }
   return {ids.begin() + static_cast<std::ptrdiff_t>(prompt.size()), ids.end()};
 }

@@ -14,6 +14,8 @@
 
 #include <map>
 #include <numbers>
+#include <optional>
+#include <tuple>
 #include <utility>
 
 #include "models/layers.h"
@@ -51,12 +53,14 @@ at::Tensor speeds_of(const RopeParameters& rope, int64_t head_dim, at::TensorOpt
   return speeds;
 }
 
-/// Angles of positions 0 to length - 1, in the arithmetic of transformers step by step: FP32, whose rounding
-/// at far positions the published weights were trained with.
-Rotation rotation_of(const RopeParameters& rope, int64_t head_dim, int64_t length, at::Device device) {
+/// Angles of `length` positions from `first` on, in the arithmetic of transformers step by step: FP32, whose
+/// rounding at far positions the published weights were trained with.
+Rotation rotation_of(const RopeParameters& rope, int64_t head_dim, int64_t first, int64_t length,
+                     at::Device device) {
   const at::NoGradGuard no_grad;
   const auto fp32 = at::TensorOptions(at::kFloat).device(device);
-  const at::Tensor half = at::arange(length, fp32).unsqueeze(1) * speeds_of(rope, head_dim, fp32);
+  const at::Tensor half =
+      at::arange(first, first + length, fp32).unsqueeze(1) * speeds_of(rope, head_dim, fp32);
   const at::Tensor angles = at::cat({half, half}, -1);
   return {.cos = angles.cos(), .sin = angles.sin()};
 }
@@ -85,25 +89,23 @@ int64_t padding_row_of(const LlamaConfig& config) {
 /// What every block is given beside its input.
 struct Positions {
   Rotation rotation;
-  std::map<int64_t, at::Tensor>
-      masks;  ///< of each window shorter than the sequence: true where a query sees a key
+  std::map<int64_t, std::optional<at::Tensor>> masks;  ///< by window; 0: that of none
 };
 
-Positions positions_of(const DecoderConfig& config, int64_t length, at::Device device) {
-  Positions positions{.rotation = rotation_of(config.llama.rope, head_size_of(config.llama), length, device),
-                      .masks = {}};
-  for (const int64_t window : config.windows) {
-    if (window == 0 || window >= length || positions.masks.contains(window)) continue;
-    const at::Tensor place = at::arange(length, at::TensorOptions(at::kLong).device(device));
-    const at::Tensor distance = place.unsqueeze(1) - place;
-    positions.masks.emplace(window, distance.ge(0).logical_and(distance.lt(window)));
-  }
+Positions positions_of(const DecoderConfig& config, int64_t before, int64_t length, at::Device device) {
+  Positions positions{
+      .rotation = rotation_of(config.llama.rope, head_size_of(config.llama), before, length, device),
+      .masks = {{0, mask_of(length, before + length, /*window=*/0, device)}}};
+  for (const int64_t window : config.windows)
+    if (!positions.masks.contains(window))
+      positions.masks.emplace(window, mask_of(length, before + length, window, device));
   return positions;
 }
 
 struct Attention : torch::nn::Module {
   Attention(const DecoderConfig& config, size_t layer, Uninitialized uninitialized)
-      : heads(config.llama.num_attention_heads),
+      : layer(layer),
+        heads(config.llama.num_attention_heads),
         key_value_heads(key_value_heads_of(config.llama)),
         head_size(head_size_of(config.llama)),
         window(layer < config.windows.size() ? config.windows[layer] : 0),
@@ -126,25 +128,27 @@ struct Attention : torch::nn::Module {
     k_norm = norm("k_norm");
   }
 
-  at::Tensor forward(const at::Tensor& x, const Positions& positions) {
+  at::Tensor forward(const at::Tensor& x, const Positions& positions, KeyValueCache* cache) {
     const int64_t batch = x.size(0), length = x.size(1);
     const auto by_head = [&](const at::Tensor& rows, int64_t head_count, const RmsNorm* norm = nullptr) {
       const at::Tensor heads_apart = rows.view({batch, length, head_count, head_size});
       return (norm != nullptr ? (*norm)(heads_apart) : heads_apart).transpose(1, 2);
     };
     const at::Tensor query = rotate(by_head((*q_proj)(x), heads, q_norm.get()), positions.rotation);
-    const at::Tensor key = rotate(by_head((*k_proj)(x), key_value_heads, k_norm.get()), positions.rotation);
-    const at::Tensor value = by_head((*v_proj)(x), key_value_heads);
-    const auto mask = positions.masks.find(window);
-    const bool masked = mask != positions.masks.end();
+    at::Tensor key = rotate(by_head((*k_proj)(x), key_value_heads, k_norm.get()), positions.rotation);
+    at::Tensor value = by_head((*v_proj)(x), key_value_heads);
+    if (cache) std::tie(key, value) = cache->append(layer, key, value);
+    const std::optional<at::Tensor>& mask = positions.masks.at(window);
     // With enable_gqa LibTorch shares each head of keys and values between several queries' by itself, which
     // on the CPU is quicker than copies of them (docs/models.md).
-    const at::Tensor attended = at::scaled_dot_product_attention(
-        query, key, value, masked ? std::optional(mask->second) : std::nullopt, is_training() ? dropout : 0,
-        /*is_causal=*/!masked, /*scale=*/std::nullopt, /*enable_gqa=*/heads != key_value_heads);
+    const at::Tensor attended =
+        at::scaled_dot_product_attention(query, key, value, mask, is_training() ? dropout : 0,
+                                         /*is_causal=*/!mask && length == key.size(2), /*scale=*/std::nullopt,
+                                         /*enable_gqa=*/heads != key_value_heads);
     return (*o_proj)(attended.transpose(1, 2).reshape({batch, length, heads * head_size}));
   }
 
+  size_t layer;
   int64_t heads, key_value_heads, head_size, window;
   double dropout;
   std::shared_ptr<Linear> q_proj, k_proj, v_proj, o_proj;
@@ -182,8 +186,8 @@ struct Block : torch::nn::Module {
     post_attention_layernorm = register_module("post_attention_layernorm", norm());
   }
 
-  at::Tensor forward(at::Tensor x, const Positions& positions) {
-    x = x + self_attn->forward((*input_layernorm)(x), positions);
+  at::Tensor forward(at::Tensor x, const Positions& positions, KeyValueCache* cache) {
+    x = x + self_attn->forward((*input_layernorm)(x), positions, cache);
     return x + mlp->forward((*post_attention_layernorm)(x));
   }
 
@@ -254,14 +258,14 @@ struct DecoderBody::Model : torch::nn::Module {
                            std::make_shared<RmsNorm>(llama.hidden_size, llama.rms_norm_eps, uninitialized));
   }
 
-  at::Tensor forward(const at::Tensor& ids, bool recompute_blocks) {
-    const Positions positions = positions_of(config, ids.size(1), ids.device());
+  at::Tensor forward(const at::Tensor& ids, bool recompute_blocks, KeyValueCache* cache) {
+    const Positions positions = positions_of(config, cache ? cache->length() : 0, ids.size(1), ids.device());
     at::Tensor x = (*embed_tokens)(ids);
     for (size_t i = 0; i < layers->size(); ++i) {
-      const auto block = [block = layers->ptr<Block>(i), positions](const at::Tensor& in) {
-        return block->forward(in, positions);
+      const auto block = [block = layers->ptr<Block>(i), positions, cache](const at::Tensor& in) {
+        return block->forward(in, positions, cache);
       };
-      x = recompute_blocks ? checkpoint_activations(block, x) : block(x);
+      x = recompute_blocks && !cache ? checkpoint_activations(block, x) : block(x);
     }
     return (*norm)(x);
   }
@@ -282,10 +286,10 @@ DecoderBody::DecoderBody(torch::nn::Module& owner, const DecoderConfig& config, 
   free_head_ = owner.register_module("lm_head", head)->weight;
 }
 
-at::Tensor DecoderBody::logits(const at::Tensor& ids, bool recompute_blocks) const {
+at::Tensor DecoderBody::logits(const at::Tensor& ids, bool recompute_blocks, KeyValueCache* cache) const {
   check_ids(ids);
   const at::Tensor& head = free_head_.defined() ? free_head_ : model_->embed_tokens->weight;
-  return at::linear(model_->forward(ids, recompute_blocks), head);
+  return at::linear(model_->forward(ids, recompute_blocks, cache), head);
 }
 
 CausalLMShape DecoderBody::shape(const char* family) const {
@@ -315,7 +319,10 @@ class DecoderLM final : public CausalLM {
             Uninitialized uninitialized)
       : model_type_(model_type), file_(std::move(file)), body_(*this, config, model_type, uninitialized) {}
 
-  at::Tensor forward(const at::Tensor& ids) override { return body_.logits(ids, recompute_blocks); }
+  at::Tensor forward(const at::Tensor& ids) override { return body_.logits(ids, recompute_blocks, nullptr); }
+  at::Tensor read_on(const at::Tensor& ids, KeyValueCache& cache) override {
+    return body_.logits(ids, recompute_blocks, &cache);
+  }
   CausalLMShape shape() const override { return body_.shape(model_type_); }
   void reset_parameters(uint64_t seed) override { body_.reset_parameters(*this, seed); }
   std::string config_json() const override { return file_.dump(2); }

@@ -47,4 +47,8 @@ inline constexpr int64_t kMostLayers = 4096;
 /// That ids are what an embedding takes: int64, [batch, length].
 void check_ids(const at::Tensor& ids);
 
+/// True where one of the last `queries` positions sees one of all `keys`: itself and those before it, within
+/// the window if it is not 0. Nothing where all is seen, or where is_causal says the same.
+std::optional<at::Tensor> mask_of(int64_t queries, int64_t keys, int64_t window, at::Device device);
+
 }  // namespace halfstep::models

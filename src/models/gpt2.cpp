@@ -8,6 +8,7 @@
 #include <torch/nn/modules/container/modulelist.h>
 
 #include <cmath>
+#include <tuple>
 
 #include "models/family.h"
 #include "models/layers.h"
@@ -85,7 +86,8 @@ void check_config(const Gpt2Config& config) {
 
 struct Attention : torch::nn::Module {
   Attention(const Gpt2Config& config, int64_t layer, Uninitialized uninitialized)
-      : heads(config.n_head),
+      : layer(static_cast<size_t>(layer)),
+        heads(config.n_head),
         attention_dropout(config.attn_pdrop),
         residual_dropout(config.resid_pdrop),
         c_attn(register_module("c_attn",
@@ -97,17 +99,21 @@ struct Attention : torch::nn::Module {
     if (config.scale_attn_by_inverse_layer_idx) logit_factor /= static_cast<double>(layer + 1);
   }
 
-  at::Tensor forward(const at::Tensor& x) {
+  at::Tensor forward(const at::Tensor& x, KeyValueCache* cache) {
     const int64_t batch = x.size(0), length = x.size(1), width = x.size(2);
     const auto parts =
         (*c_attn)(x).view({batch, length, 3, heads, width / heads}).permute({2, 0, 3, 1, 4}).unbind();
-    const at::Tensor attended = at::scaled_dot_product_attention(
-        parts[0], parts[1], parts[2], /*attn_mask=*/{}, is_training() ? attention_dropout : 0,
-        /*is_causal=*/true, logit_factor);
+    at::Tensor key = parts[1], value = parts[2];
+    if (cache) std::tie(key, value) = cache->append(layer, key, value);
+    const auto mask = models::mask_of(length, key.size(2), /*window=*/0, x.device());
+    const at::Tensor attended =
+        at::scaled_dot_product_attention(parts[0], key, value, mask, is_training() ? attention_dropout : 0,
+                                         /*is_causal=*/length == key.size(2), logit_factor);
     const at::Tensor out = (*c_proj)(attended.transpose(1, 2).reshape({batch, length, width}));
     return at::dropout(out, residual_dropout, is_training());
   }
 
+  size_t layer;
   int64_t heads;
   double attention_dropout, residual_dropout;
   double logit_factor = 1;
@@ -143,8 +149,8 @@ struct Block : torch::nn::Module {
     mlp = register_module("mlp", std::make_shared<FeedForward>(config, uninitialized));
   }
 
-  at::Tensor forward(at::Tensor x) {
-    x = x + attn->forward((*ln_1)(x));
+  at::Tensor forward(at::Tensor x, KeyValueCache* cache) {
+    x = x + attn->forward((*ln_1)(x), cache);
     return x + mlp->forward((*ln_2)(x));
   }
 
@@ -168,12 +174,14 @@ struct Gpt2Impl::Transformer : torch::nn::Module {
         "ln_f", std::make_shared<LayerNorm>(config.n_embd, config.layer_norm_epsilon, uninitialized));
   }
 
-  at::Tensor forward(const at::Tensor& ids, bool recompute_blocks) {
-    const at::Tensor positions = wpe->weight.narrow(0, 0, ids.size(1));
+  at::Tensor forward(const at::Tensor& ids, bool recompute_blocks, KeyValueCache* cache) {
+    const at::Tensor positions = wpe->weight.narrow(0, cache ? cache->length() : 0, ids.size(1));
     at::Tensor x = at::dropout((*wte)(ids) + positions, embedding_dropout, is_training());
     for (size_t i = 0; i < h->size(); ++i) {
-      const auto block = [block = h->ptr<Block>(i)](const at::Tensor& in) { return block->forward(in); };
-      x = recompute_blocks ? checkpoint_activations(block, x) : block(x);
+      const auto block = [block = h->ptr<Block>(i), cache](const at::Tensor& in) {
+        return block->forward(in, cache);
+      };
+      x = recompute_blocks && !cache ? checkpoint_activations(block, x) : block(x);
     }
     return (*ln_f)(x);
   }
@@ -204,12 +212,16 @@ void Gpt2Impl::reset_parameters(uint64_t seed) {
   models::draw_initial_values(*this, seed, deviation, of_residual);
 }
 
-at::Tensor Gpt2Impl::forward(const at::Tensor& ids) {
+at::Tensor Gpt2Impl::forward(const at::Tensor& ids) { return logits(ids, nullptr); }
+at::Tensor Gpt2Impl::read_on(const at::Tensor& ids, KeyValueCache& cache) { return logits(ids, &cache); }
+
+at::Tensor Gpt2Impl::logits(const at::Tensor& ids, KeyValueCache* cache) {
   models::check_ids(ids);
-  HALFSTEP_CHECK(ids.size(1) <= config_.n_positions, "Gpt2: ", ids.size(1), " ids in a row; n_positions is ",
+  const int64_t length = ids.size(1) + (cache ? cache->length() : 0);
+  HALFSTEP_CHECK(length <= config_.n_positions, "Gpt2: ", length, " ids in a row; n_positions is ",
                  config_.n_positions, ".");
   const at::Tensor& head = free_head_.defined() ? free_head_ : transformer_->wte->weight;
-  return at::linear(transformer_->forward(ids, recompute_blocks), head);
+  return at::linear(transformer_->forward(ids, recompute_blocks, cache), head);
 }
 
 CausalLMShape Gpt2Impl::shape() const {

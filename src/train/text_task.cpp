@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <fstream>
 
+#include "io/durable_file.h"
 #include "tensor/transfers.h"
 #include "train/tasks.h"
 #include "train/token_sources.h"
@@ -58,6 +59,21 @@ std::vector<TokenFile> open_all(const std::vector<Path>& paths, int64_t vocabula
   return files;
 }
 
+/// Text that is read, or samples that are written, need the model's own tokens. Told before anything is
+/// encoded.
+std::shared_ptr<CausalLM> with_known_tokens(std::shared_ptr<CausalLM> model, const RunConfig& config,
+                                            const std::optional<Path>& tokenizer) {
+  constexpr int64_t kBytes = 256;
+  const auto is_text = [](const std::string& name) { return !is_token_file(name); };
+  const bool is_needed = config.train.sample_every > 0 || std::ranges::any_of(config.data.train, is_text) ||
+                         std::ranges::any_of(config.data.validation, is_text);
+  HALFSTEP_CHECK(
+      !is_needed || !config.model.from || tokenizer || config.data.tokenizer || model->vocabulary() == kBytes,
+      "model.from: ", config.model.from.value_or(""), " has no tokenizer.json, and its ", model->vocabulary(),
+      " tokens are not bytes. Put its tokenizer.json there, or name one with data.tokenizer.");
+  return model;
+}
+
 int64_t total_size(const std::vector<TokenFile>& files) {
   int64_t tokens = 0;
   for (const TokenFile& file : files) tokens += file.size();
@@ -70,7 +86,7 @@ class TextTask final : public Task {
       : config_(config),
         tokenizer_path_(tokenizer_path(config)),
         tokenizer_(tokenizer_path_ ? Tokenizer::from_file(*tokenizer_path_) : Tokenizer::bytes()),
-        model_(make_model(config, tokenizer_.vocabulary_size())),
+        model_(with_known_tokens(make_model(config, tokenizer_.vocabulary_size()), config, tokenizer_path_)),
         sources_(prepare_tokens(
             config.data, tokenizer_, tokens_folder,
             {.tokenizer_text = text_of(tokenizer_path_), .most_text_bytes = most_text_bytes})) {
@@ -107,7 +123,8 @@ class TextTask final : public Task {
   std::string data_text() const override {
     return detail::concat(with_commas(training_tokens_), " tokens to train on, ",
                           held_out_tokens_ ? with_commas(held_out_tokens_) : "none",
-                          " held out, sequences of ", config_.data.sequence_length);
+                          " held out, sequences of ", config_.data.sequence_length, ", tokenizer ",
+                          tokenizer_path_ ? tokenizer_path_->string() : "bytes");
   }
 
   std::string unit() const override { return "tokens"; }
@@ -160,9 +177,19 @@ class TextTask final : public Task {
 
   void write_model(const Path& folder) override {
     save_pretrained(*model_, folder);
-    if (tokenizer_path_)
-      std::filesystem::copy_file(*tokenizer_path_, folder / "tokenizer.json",
-                                 std::filesystem::copy_options::overwrite_existing);
+    // Written, not copied: a file that nobody may write to stays where it is.
+    const auto copy = [&](const Path& file, const char* name) {
+      files::write_durably(folder / name, text_of(file));
+    };
+    if (tokenizer_path_) copy(*tokenizer_path_, "tokenizer.json");
+    if (!config_.model.from) return;
+    const Path from(*config_.model.from), own = tokenizer_file(from.string());
+    const bool is_own = tokenizer_path_ ? *tokenizer_path_ == own : !std::filesystem::exists(own);
+    if (!is_own || std::filesystem::equivalent(from, folder)) return;
+    // What others read beside the weights and tokens. We do not change it.
+    for (const char* name : {"tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
+                             "generation_config.json"})
+      if (const Path file = from / name; std::filesystem::exists(file)) copy(file, name);
   }
 
  private:

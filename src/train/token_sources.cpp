@@ -28,8 +28,6 @@ struct Document {
   uint64_t size() const { return end - begin; }
 };
 
-bool is_token_file(const Path& path) { return path.extension() == ".bin" || path.extension() == ".tokens"; }
-
 bool is_hidden(const Path& path) { return path.filename().string().starts_with('.'); }
 
 std::vector<Path> files_below(const Path& folder) {
@@ -44,6 +42,24 @@ std::vector<Path> files_below(const Path& folder) {
   }
   std::sort(files.begin(), files.end());
   return files;
+}
+
+/// Its bytes would be trained all the same, and nobody would be told.
+void check_is_text(const Path& path, std::string_view key) {
+  std::string beginning(size_t{64} << 10, '\0');
+  std::ifstream file(path, std::ios::binary);
+  file.read(beginning.data(), static_cast<std::streamsize>(beginning.size()));
+  beginning.resize(static_cast<size_t>(file.gcount()));
+  HALFSTEP_CHECK(!beginning.starts_with("\x1f\x8b"), key, ": ", path.string(),
+                 " is compressed. Unpack it: gunzip.");
+  const size_t zero = beginning.find('\0');
+  HALFSTEP_CHECK(zero == beginning.npos, key, ": ", path.string(), " is not text: its byte ", zero,
+                 " is 0. Name text files, or a folder that has nothing else. A token file ends in .tokens or "
+                 ".bin.");
+  HALFSTEP_CHECK(
+      path.extension() != ".jsonl", key, ": ", path.string(),
+      " is JSON Lines, and would be trained with its names and quotes. Take the text out of it: jq -r "
+      ".text.");
 }
 
 struct Given {
@@ -61,6 +77,7 @@ Given sort_out(const std::vector<std::string>& names, std::string_view key) {
                        " is a token file inside a folder of text. Name token files themselves.");
         given.token_files.push_back(path);
       } else if (const uint64_t bytes = std::filesystem::file_size(path); bytes > 0) {
+        check_is_text(path, key);
         given.documents.push_back({path, 0, bytes});
       }
     }
@@ -187,6 +204,8 @@ Path write_tokens(const std::vector<Document>& documents, const Tokenizer& token
 }
 
 }  // namespace
+
+bool is_token_file(const Path& path) { return path.extension() == ".bin" || path.extension() == ".tokens"; }
 
 TokenSources prepare_tokens(const RunConfig::Data& data, const Tokenizer& tokenizer, const Path& folder,
                             const TokenOptions& options) {

@@ -19,10 +19,12 @@ struct TokenOptions {
   int64_t most_text_bytes = 0;   ///< of training and of held-out text, each; 0: all
 };
 
+bool is_token_file(const std::filesystem::path& path);
+
 /// Files whose names end in .bin or .tokens are token files and taken as they are. All others are text, and
-/// of folders every file in them that is not hidden, in the order of their names: they are encoded, one
-/// document after the other with the tokenizer's <|endoftext|> between them if it has one, into
-/// `folder`/train.tokens and validation.tokens.
+/// of folders every file in them that is not hidden, in the order of their names; what is no text is refused.
+/// They are encoded, one document after the other with the tokenizer's <|endoftext|> between them if it has
+/// one, into `folder`/train.tokens and validation.tokens.
 ///
 /// data.validation_fraction holds out whole documents, spread evenly; of a single one its last part.
 ///

@@ -25,7 +25,7 @@ using train::Training;
 
 bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
 
-std::string precision_text(const RunConfig& config, const MixedPrecision& mixed) {
+std::string precision_text(const RunConfig& config, const MixedPrecision& mixed, bool on_cpu) {
   const Precision& precision = mixed.precision();
   std::string layers;
   if (precision.recipe) {
@@ -33,14 +33,15 @@ std::string precision_text(const RunConfig& config, const MixedPrecision& mixed)
                                          [](const LayerPlan& layer) { return layer.quantised; });
     layers = detail::concat(" for ", quantised, " of ", mixed.layers().size(), " weights");
   }
-  return detail::concat(precision.name(), layers, ", weights ", to_string(precision.weights), ", moments ",
-                        config.precision.moments);
+  const bool emulated = on_cpu && mixed.support().support != Support::Native;
+  return detail::concat(precision.name(), layers, emulated ? " (emulated by this CPU)" : "", ", weights ",
+                        to_string(precision.weights), ", moments ", config.precision.moments);
 }
 
 RunPlan plan_of(const RunConfig& config, Training& training, const std::filesystem::path& folder) {
   return {.model = training.task().model_text(),
           .parameters = training.parameters(),
-          .precision = precision_text(config, training.precision()),
+          .precision = precision_text(config, training.precision(), config.run.device == "cpu"),
           .data = training.task().data_text(),
           .folder = folder.string(),
           .unit = training.task().unit(),

@@ -12,6 +12,8 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "support/scratch.h"
+
 namespace halfstep::cli {
 namespace {
 
@@ -123,7 +125,8 @@ TEST(TrainScreen, PlainRunReadsLikeThis) {
             "step 2: checkpoint saved\n"
             "step 2/2  loss 3.2145  lr 3.00e-4  grad 1.23  12.3k tok/s  peak 41%  scale 65536  skips 0  "
             "stalled 12%\n"
-            "done after step 2, 14s: all steps are done\n");
+            "done after step 2, 14s: all steps are done\n"
+            "a page about the run: halfstep report runs/first\n");
 }
 
 TEST(TrainScreen, ARunOfOneStepShowsItOnce) {
@@ -135,7 +138,29 @@ TEST(TrainScreen, ARunOfOneStepShowsItOnce) {
   EXPECT_EQ(shown.text(),
             "step 1/1  loss 3.2145  lr 3.00e-4  grad 1.23  12.3k tok/s  peak 41%  scale 65536  skips 0  "
             "stalled 12%\n"
-            "done after step 1, 1.00s\n");
+            "done after step 1, 1.00s\n"
+            "a page about the run: halfstep report runs/first\n");
+}
+
+TEST(TrainScreen, ARunThatWasDoneSaysSoAndWhereItsModelIs) {
+  const testing::ScratchFolder scratch;
+  std::filesystem::create_directories(scratch.path() / "model");
+  RunPlan plan = plan_of(2);
+  plan.steps_done = 2;
+  plan.folder = scratch.path();
+  Shown shown(ScreenMode::Plain);
+  shown.screen->begin(plan);
+  shown.text();
+  shown.screen->end({.step = 2, .why = "all steps were taken"});
+  EXPECT_EQ(
+      shown.text(),
+      "this run was done before: all 2 steps were taken. Go on with a higher train.steps, or begin another "
+      "in another folder\n"
+      "the model is in " +
+          plan.folder +
+          "/model\n"
+          "a page about the run: halfstep report " +
+          plan.folder + "\n");
 }
 
 TEST(TrainScreen, LineOnATerminalDropsTheLeastImportantFirst) {

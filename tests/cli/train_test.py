@@ -63,8 +63,33 @@ class Train(unittest.TestCase):
             self.assertEqual(done.returncode, 2 if "no/such" not in wrong else 3, (wrong, done.stderr))
             self.assertIn(wrong.split("=")[0].split(".")[-1][:4], done.stderr)
         self.assertFalse((self.folder / "a").exists())
+        for words, advice in [(["trian"], "Did you mean 'train'?"),
+                              (["train", "--lr", "1e-3"], "--set optimizer.lr=..."),
+                              (["train", "--steps=10"], "--set train.steps=..."),
+                              (["train", "--batch-size", "4"], "--set data.batch_size=..."),
+                              (["train", "--fodler", "x"], "Did you mean '--folder'?"),
+                              (["checkpoint", "inspct", "x"], "Did you mean 'inspect'?")]:
+            with self.subTest(words):
+                done = run(*words)
+                self.assertEqual(done.returncode, 2)
+                self.assertIn(advice, done.stderr)
         self.assertEqual(run("train", "--preset", "tinny").returncode, 2)
         self.assertEqual(run("train", "--no-such-flag").returncode, 2)
+
+    def test_a_model_whose_tokens_are_unknown_is_refused_and_what_lies_beside_it_is_kept(self):
+        self.assertEqual(self.train("--folder", str(self.folder / "a"), "--set", "model.vocabulary=300").returncode, 0)
+        model = self.folder / "a/model"
+        (model / "generation_config.json").write_text('{"temperature": 0.5}')
+        further = ["train", "--set", f"model.from={model}", "--set", f"data.train={self.folder / 'corpus.txt'}", "--set",
+                   "data.sequence_length=16", "--set", "train.steps=1"]
+        refused = run(*further, "--folder", str(self.folder / "b"))
+        self.assertEqual(refused.returncode, 3, refused.stderr)
+        self.assertIn("has no tokenizer.json, and its 300 tokens are not bytes", refused.stderr)
+        done = run(*further, "--folder", str(self.folder / "b"), "--set", "data.tokenizer=bytes")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("tokenizer bytes", done.stderr)
+        self.assertIn(f"the model is in {self.folder / 'b/model'}", done.stderr)
+        self.assertEqual((self.folder / "b/model/generation_config.json").read_text(), '{"temperature": 0.5}')
 
     def test_data_that_does_not_serve_is_3(self):
         short = self.folder / "short.txt"

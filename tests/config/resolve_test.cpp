@@ -38,6 +38,71 @@ TEST(Resolve, EveryPresetIsAccepted) {
         << preset.name;
 }
 
+TEST(Resolve, WhatContradictsAPresetTakesThePlaceOfItsValueWithANote) {
+  struct Flag {
+    std::string set;
+    std::vector<std::string> left_out;
+  };
+  const std::vector<Flag> flags = {
+      {"optimizer.schedule=constant", {"optimizer.final_lr"}},
+      {"optimizer.kind=sgd", {"optimizer.beta2"}},
+      {"train.steps=10", {"optimizer.warmup_steps"}},
+      {"data.validation=held-out.txt", {"data.validation_fraction"}},
+      {"data.sequence_length=256", {"model.context"}},
+      {"model.from=folder",
+       {"model.layers", "model.width", "model.heads", "model.context", "data.tokenizer"}},
+      {"optimizer.lr=1e-5", {"optimizer.final_lr"}},
+  };
+  for (const Flag& flag : flags) {
+    const ResolvedConfig resolved = resolve_config({.preset = "tiny", .set = {flag.set}});
+    ASSERT_EQ(resolved.notes.size(), flag.left_out.size()) << flag.set;
+    for (std::size_t i = 0; i < flag.left_out.size(); ++i) {
+      EXPECT_TRUE(resolved.notes[i].starts_with(flag.left_out[i] + " of preset tiny is left out: it "))
+          << resolved.notes[i];
+      EXPECT_EQ(resolved.origin(flag.left_out[i]), "default");
+    }
+    // What is left goes together: it reads back alike.
+    const ResolvedConfig again = resolve_config({.file = file(to_toml(resolved, false))});
+    EXPECT_EQ(again.config, resolved.config) << flag.set;
+  }
+  EXPECT_TRUE(resolve_config({.preset = "tiny", .set = {"optimizer.lr=2e-3"}}).notes.empty());
+  // A value that cannot be done without stays, and so does the fault.
+  EXPECT_TRUE(error_of([] {
+                (void)resolve_config({.preset = "tiny", .set = {"model.heads=5"}});
+              }).starts_with("preset tiny: model.width is 128, not a multiple of model.heads (--set), 5."));
+  // A file is somebody's own words: it is not corrected.
+  const ConfigText own = file("[optimizer]\nfinal_lr = 1e-5\n");
+  EXPECT_TRUE(error_of([&] {
+                (void)resolve_config({.preset = "tiny", .file = own, .set = {"optimizer.schedule=constant"}});
+              }).starts_with("run.toml:2: optimizer.final_lr has no meaning with a constant schedule."));
+}
+
+TEST(Resolve, AKeyCanBeUnset) {
+  ConfigSources sources{.preset = "tiny",
+                        .file = file("precision.ops.softmax = \"low\"\noptimizer.eps = 1e-7\n"),
+                        .unset = {"optimizer.final_lr", "optimizer.eps", "precision.ops"},
+                        .set = {"optimizer.eps=1e-6"}};
+  const ResolvedConfig resolved = resolve_config(sources);
+  EXPECT_FALSE(resolved.config.optimizer.final_lr);
+  EXPECT_EQ(resolved.origin("optimizer.final_lr"), "default");
+  EXPECT_EQ(resolved.config.optimizer.eps, 1e-6);
+  EXPECT_TRUE(resolved.config.precision.ops.empty());
+  sources.unset = {"optimizer.final_rl"};
+  EXPECT_EQ(error_of([&] { (void)resolve_config(sources); }),
+            "--unset: unknown key 'optimizer.final_rl'. Did you mean 'optimizer.final_lr'?");
+}
+
+TEST(Resolve, WordsOfOthersAreUnderstood) {
+  const auto error = [](std::string set) {
+    return error_of([&] { (void)resolve_config({.preset = "tiny", .set = {set}}); });
+  };
+  EXPECT_TRUE(error("precision.compute=float16").ends_with("Did you mean 'fp16'?"));
+  EXPECT_TRUE(error("precision.compute=bfloat16").ends_with("Did you mean 'bf16'?"));
+  EXPECT_TRUE(error("precision.compute=fp8").ends_with("Did you mean 'fp8-delayed'?"));
+  EXPECT_TRUE(error("optimizer.kind=adam").ends_with("Did you mean 'adamw'?"));
+  EXPECT_TRUE(error("train.steps=1e3").ends_with("Write it without point and exponent: 1000."));
+}
+
 TEST(Resolve, FlagsAndVariablesNeedNoQuotes) {
   const RunConfig config =
       resolve_config(

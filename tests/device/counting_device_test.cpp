@@ -205,6 +205,7 @@ struct Net : torch::nn::Module {
 };
 
 TEST(CountingDevice, ModulesTrainAsOnTheCpuBitForBit) {
+  const StockProducts as_without_a_scope;
   for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf}) {
     const auto run = [&](at::Device device) {
       torch::manual_seed(1);

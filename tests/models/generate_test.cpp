@@ -1,12 +1,16 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/argmax.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/softmax.h>
 #include <gtest/gtest.h>
 #include <halfstep/checkpoint.h>
 #include <halfstep/error.h>
 #include <halfstep/models.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 namespace halfstep {
 namespace {
@@ -70,6 +74,70 @@ TEST(Generate, EachSubmoduleHasItsOwnModeAgainAfterAnErrorToo) {
   EXPECT_EQ(modes_of(), before);
   EXPECT_THROW(generate(*model, {1}, {.tokens = 30}), Error) << "more than the 16 positions that it has";
   EXPECT_EQ(modes_of(), before);
+}
+
+// Every family, windows shorter than what is read among them, in stretches of several lengths.
+TEST(KeyValueCache, ReadingOnGivesTheLogitsOfReadingAll) {
+  const CausalLMSizes sizes{
+      .vocabulary = 40, .context = 64, .layers = 2, .width = 32, .heads = 4, .key_value_heads = 2};
+  for (const std::string family : {"gpt2", "llama", "mistral", "qwen2", "qwen3"}) {
+    CausalLMSizes own = sizes;
+    if (family == "gpt2") own.key_value_heads.reset();
+    auto config = nlohmann::json::parse(config_json_of(family, own));
+    if (family == "mistral") config["sliding_window"] = 5;
+    const auto model = make_causal_lm(config.dump(), 3);
+    const EvaluationScope asked(*model);
+    const at::Tensor ids = at::randint(40, {2, 30}, at::kLong), whole = model->forward(ids);
+    KeyValueCache cache;
+    int64_t at = 0;
+    for (const int64_t count : {7, 1, 1, 4, 1, 16}) {
+      const at::Tensor part = model->read_on(ids.narrow(1, at, count), cache);
+      // Sums of at most 64 products of numbers around 1, in another order: 64 roundings of 2^-24 each.
+      EXPECT_LT((part - whole.narrow(1, at, count)).abs().max().item<double>(), 64 * 0x1p-24 * 8)
+          << family << " at " << at;
+      at += count;
+      EXPECT_EQ(cache.length(), at);
+    }
+  }
+}
+
+TEST(Generate, WithAndWithoutACacheWritesTheSameAndStopsAtAnEnd) {
+  Gpt2 model = tiny();
+  GenerateOptions options{.tokens = 12, .temperature = 0};
+  const auto cached = generate(*model, {1, 2, 3}, options);
+  options.cache = false;
+  EXPECT_EQ(generate(*model, {1, 2, 3}, options), cached);
+  std::vector<int64_t> told;
+  options.cache = true;
+  options.ends = {cached[4]};
+  options.each_token = [&](int64_t id) { told.push_back(id); };
+  auto ended = generate(*model, {1, 2, 3}, options);
+  EXPECT_EQ(ended.back(), cached[4]);
+  EXPECT_LE(ended.size(), 5U);
+  ended.pop_back();
+  EXPECT_EQ(told, ended);
+}
+
+TEST(Generate, OnlyTheLikeliestTokensAreDrawnWhereThatIsAsked) {
+  Gpt2 model = tiny();
+  const at::NoGradGuard no_grad;
+  model->eval();
+  const at::Tensor first = at::softmax(model->forward(at::full({1, 1}, 1, at::kLong))[0][-1], -1);
+  const auto [sorted, order] = first.sort(-1, /*descending=*/true);
+  const double most = sorted[0].item<double>(), second = sorted[1].item<double>();
+  for (uint64_t seed = 0; seed < 40; ++seed) {
+    const auto one = [&](GenerateOptions options) {
+      options.tokens = 1;
+      options.temperature = 1;
+      options.seed = seed;
+      return generate(*model, {1}, options)[0];
+    };
+    EXPECT_EQ(one({.top_k = 1}), order[0].item<int64_t>());
+    EXPECT_EQ(one({.top_p = most / 2}), order[0].item<int64_t>());
+    const int64_t of_two = one({.top_p = most + second / 2});
+    EXPECT_TRUE(of_two == order[0].item<int64_t>() || of_two == order[1].item<int64_t>()) << of_two;
+  }
+  EXPECT_THROW(generate(*model, {1}, {.top_p = 0}), Error);
 }
 
 TEST(Generate, ContextBoundsWhatTheModelIsShown) {

@@ -17,6 +17,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -394,7 +395,10 @@ class WiderMoments {
 
 /// A host without instructions for the type takes its products in FP32, as a scope does there: the same bits
 /// and many times faster.
+std::atomic<int> stock_products{0};
+
 bool host_has_products_of(at::ScalarType type) {
+  if (stock_products.load() > 0) return true;
   if (type == at::kBFloat16) return __builtin_cpu_supports("avx512bf16");
   return type != at::kHalf || __builtin_cpu_supports("avx512fp16");
 }
@@ -412,6 +416,10 @@ class WideProduct {
       return;
     low_ = stack[begin].toTensor().scalar_type();
     if (op.ends_with("out")) out_ = stack.back().toTensor();
+    if (out_.defined() && out_.scalar_type() != *low_) {  // a sum that is asked for in FP32
+      low_.reset();
+      return;
+    }
     for (size_t i = begin; i < stack.size(); ++i)
       stack[i] = changed(stack[i], [](const at::Tensor& t) { return t.to(at::kFloat); });
   }
@@ -705,6 +713,9 @@ void reset_device_counts() {
   const std::lock_guard lock(device().mutex);
   device().counts = {};
 }
+
+StockProducts::StockProducts() { ++stock_products; }
+StockProducts::~StockProducts() { --stock_products; }
 
 NoWaits::NoWaits() {
   const std::lock_guard lock(device().mutex);

@@ -55,6 +55,16 @@ class NoWaits {
   NoWaits& operator=(const NoWaits&) = delete;
 };
 
+/// A host without instructions for BF16 or FP16 takes the device's products of them in FP32, as a scope does
+/// on the CPU. While one of these lives they are LibTorch's own, as they are on the CPU without a scope.
+class StockProducts {
+ public:
+  StockProducts();
+  ~StockProducts();
+  StockProducts(const StockProducts&) = delete;
+  StockProducts& operator=(const StockProducts&) = delete;
+};
+
 /// As a program would wait for the device; counted.
 void wait_for_counting_device();
 

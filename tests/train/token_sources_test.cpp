@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <halfstep/error.h>
 
+#include "support/error_of.h"
 #include "support/scratch.h"
 
 namespace halfstep::train {
@@ -56,6 +57,22 @@ TEST(TokenSources, EndOfASingleFileIsHeldOut) {
                                       Tokenizer::bytes(), folder / "tokens");
   EXPECT_EQ(text_in(sources.train.at(0)), "0123456");
   EXPECT_EQ(text_in(sources.validation.at(0)), "789");
+}
+
+TEST(TokenSources, WhatIsNotTextIsRefusedByName) {
+  const ScratchFolder folder;
+  write_text(folder / "photo.png", std::string("\x89PNG\r\n\x1a\n\0\0\0\rIHDR", 16));
+  write_text(folder / "book.txt.gz", "\x1f\x8b\x08");
+  write_text(folder / "chat.jsonl", "{\"text\": \"hello\"}\n");
+  for (const auto& [name, why] :
+       {std::pair("photo.png", "its byte 8 is 0"), {"book.txt.gz", "gunzip"}, {"chat.jsonl", "JSON Lines"}}) {
+    const std::string error = halfstep::testing::error_of([&] {
+      prepare_tokens({.train = {(folder / name).string()}}, Tokenizer::bytes(), folder / "tokens");
+    });
+    EXPECT_TRUE(error.starts_with("data.train: ")) << error;
+    EXPECT_NE(error.find(name), std::string::npos) << error;
+    EXPECT_NE(error.find(why), std::string::npos) << error;
+  }
 }
 
 TEST(TokenSources, TokenFilesAreTakenAsTheyAre) {

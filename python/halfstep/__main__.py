@@ -1,0 +1,3 @@
+from halfstep import main
+
+main()

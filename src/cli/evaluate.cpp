@@ -1,0 +1,178 @@
+// `halfstep evaluate`: what a model makes of text.
+#include <ATen/ops/empty.h>
+#include <halfstep/error.h>
+#include <halfstep/printable.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iomanip>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+#include "cli/open_model.h"
+
+namespace halfstep::cli {
+namespace {
+
+using Path = std::filesystem::path;
+
+struct Request {
+  std::string model, precision = "fp32";
+  std::vector<std::string> data;
+  int64_t sequence_length = 0;  // the model's own, up to kMostTokens
+  int64_t batch_size = 4;
+  bool json = false;
+};
+
+constexpr int64_t kMostTokens = 1024;
+
+/// What a text costs the model.
+struct Score {
+  std::string name;
+  int64_t bytes = 0;
+  int64_t tokens = 0;  // that were predicted
+  double nats = 0;     // of all of them
+
+  double loss() const { return nats / static_cast<double>(tokens); }
+  double bits_per_byte() const { return nats / std::log(2.0) / static_cast<double>(bytes); }
+};
+
+std::vector<Path> files_of(const std::vector<std::string>& names) {
+  std::vector<Path> files;
+  for (const Path name : names) {
+    if (!std::filesystem::is_directory(name)) {
+      files.push_back(name);
+      continue;
+    }
+    std::vector<Path> inside;
+    auto entry = std::filesystem::recursive_directory_iterator(name);
+    for (const auto end = std::filesystem::end(entry); entry != end; ++entry) {
+      const bool is_hidden = entry->path().filename().string().starts_with('.');
+      if (is_hidden) entry.disable_recursion_pending();
+      if (!is_hidden && entry->is_regular_file()) inside.push_back(entry->path());
+    }
+    std::ranges::sort(inside);
+    files.insert(files.end(), inside.begin(), inside.end());
+  }
+  return files;
+}
+
+std::string text_of(const Path& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) throw FileError(path.string() + ": cannot be read: " + std::strerror(errno) + ".", errno);
+  std::string text(std::istreambuf_iterator<char>(file), {});
+  HALFSTEP_CHECK(text.find('\0') == text.npos, path.string(), " is not text: its byte ", text.find('\0'),
+                 " is 0.");
+  HALFSTEP_CHECK(
+      path.extension() != ".jsonl", path.string(),
+      " is JSON Lines, and would be read with its names and quotes. Take the text out of it: jq -r .text.");
+  return text;
+}
+
+/// One pass over `ids` in stretches of `length` tokens, of which each but the first one of all is predicted
+/// from those before it in its stretch.
+void add_stretches(CausalLM& model, MixedPrecision& precision, const std::vector<int32_t>& ids,
+                   int64_t length, int64_t batch_size, Score& score) {
+  const auto predicted = static_cast<int64_t>(ids.size()) - 1;
+  for (int64_t at = 0; at < predicted;) {
+    const int64_t width = std::min(length, predicted - at);
+    const int64_t rows = std::clamp<int64_t>((predicted - at) / width, 1, batch_size);
+    at::Tensor inputs = at::empty({rows, width}, at::kLong), targets = at::empty({rows, width}, at::kLong);
+    for (int64_t i = 0; i < rows * width; ++i) {
+      inputs.mutable_data_ptr<int64_t>()[i] = ids[static_cast<std::size_t>(at + i)];
+      targets.mutable_data_ptr<int64_t>()[i] = ids[static_cast<std::size_t>(at + i + 1)];
+    }
+    const double mean =
+        precision.forward([&] { return model.loss(inputs, targets); }).to(at::kFloat).item<double>();
+    score.nats += mean * static_cast<double>(rows * width);
+    score.tokens += rows * width;
+    at += rows * width;
+  }
+}
+
+void print(const Request& request, const std::vector<Score>& scores, const Score& total) {
+  const auto json_of = [](const Score& score) {
+    return nlohmann::ordered_json{{"bytes", score.bytes},
+                                  {"tokens", score.tokens},
+                                  {"loss", score.loss()},
+                                  {"perplexity", std::exp(score.loss())},
+                                  {"bits_per_byte", score.bits_per_byte()}};
+  };
+  if (request.json) {
+    nlohmann::ordered_json answer = json_of(total);
+    for (const Score& score : scores) answer["files"][score.name] = json_of(score);
+    return print_answer(answer);
+  }
+  std::cout << "    loss  perplexity  bits/byte      tokens\n" << std::fixed;
+  const auto line = [](const Score& score) {
+    std::cout << std::setprecision(4) << std::setw(8) << score.loss() << std::setw(12)
+              << std::exp(score.loss()) << std::setw(11) << score.bits_per_byte() << std::setw(12)
+              << score.tokens << "  " << printable(score.name, Unprintable::Replaced) << "\n";
+  };
+  if (scores.size() > 1)
+    for (const Score& score : scores) line(score);
+  line(total);
+}
+
+void evaluate(const Request& request) {
+  OpenModel opened = open_model(request.model, request.precision);
+  CausalLM& model = *opened.model;
+  const int64_t context = model.shape().context;
+  const int64_t length =
+      request.sequence_length > 0 ? request.sequence_length : std::min(context, kMostTokens);
+  if (length > context)
+    throw ExitWith(kUsage, "--sequence-length is " + std::to_string(length) +
+                               ", and the model was made for " + std::to_string(context) + " tokens.");
+  const EvaluationScope asked(model);
+  std::vector<Score> scores;
+  Score total{.name = "all"};
+  for (const Path& path : files_of(request.data)) {
+    const std::string text = text_of(path);
+    Score score{.name = path.string(), .bytes = static_cast<int64_t>(text.size())};
+    add_stretches(model, opened.precision, opened.tokenizer.encode(text), length, request.batch_size, score);
+    if (score.tokens == 0) continue;  // of one token nothing is predicted
+    total.bytes += score.bytes;
+    total.tokens += score.tokens;
+    total.nats += score.nats;
+    scores.push_back(std::move(score));
+  }
+  HALFSTEP_CHECK(!scores.empty(), "no file has two tokens: there is nothing to predict.");
+  print(request, scores, total);
+}
+
+}  // namespace
+
+void add_evaluate(CLI::App& program) {
+  CLI::App* const command = program.add_subcommand("evaluate", "The loss and perplexity of a model on text");
+  auto request = std::make_shared<Request>();
+  command->add_option("MODEL", request->model, std::string("A Hugging Face folder, or the folder of a run"))
+      ->required()
+      ->type_name("DIR");
+  command->add_option("DATA", request->data, std::string("Text files, or folders of them"))
+      ->required()
+      ->type_name("FILE");
+  command->add_option("--precision", request->precision, std::string("fp32, bf16, mxfp8, ..."))
+      ->type_name("NAME")
+      ->capture_default_str();
+  command
+      ->add_option("--sequence-length", request->sequence_length,
+                   std::string("Tokens seen together; 1024 or the model's if not given"))
+      ->type_name("N")
+      ->check(CLI::PositiveNumber);
+  command->add_option("--batch-size", request->batch_size, std::string("Stretches at a time"))
+      ->type_name("N")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_flag("--json", request->json, std::string("As JSON"));
+  command->footer(
+      "Each file is read in stretches of that length; every token but the first is\n"
+      "predicted from those before it in its stretch.");
+  command->callback([request] { about_files([&] { evaluate(*request); }); });
+}
+
+}  // namespace halfstep::cli
