@@ -96,9 +96,16 @@ class Generate(unittest.TestCase):
             vocab_size=256, hidden_size=256, intermediate_size=512, num_hidden_layers=4, num_attention_heads=4,
             max_position_embeddings=1024, bos_token_id=None, eos_token_id=None)).save_pretrained(self.folder / "larger")
         words = ["generate", str(self.folder / "larger"), "--prompt", "a", "--tokens", "512", "--temperature", "0"]
-        cached, whole = ask(*words), ask(*words, "--no-cache")
-        self.assertEqual(cached["ids"], whole["ids"])
-        self.assertGreater(cached["tokens_per_second"], 5 * whole["tokens_per_second"])
+        # Two threads that wait for each other at 512 x 60 small operations measure who else runs on the machine. One
+        # thread is only slowed, and the fastest of a few tries least of all.
+        fastest = {"cached": 0.0, "whole": 0.0}
+        for _ in range(3):
+            found = {"cached": ask(*words, OMP_NUM_THREADS="1"), "whole": ask(*words, "--no-cache", OMP_NUM_THREADS="1")}
+            self.assertEqual(found["cached"]["ids"], found["whole"]["ids"])
+            fastest = {way: max(fastest[way], found[way]["tokens_per_second"]) for way in fastest}
+            if fastest["cached"] > 5 * fastest["whole"]:
+                return
+        self.fail(f"tokens a second: {fastest}")
 
 
 if __name__ == "__main__":
