@@ -11,6 +11,7 @@
 #include <halfstep/state_dict.h>
 
 #include <concepts>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -187,6 +188,33 @@ class HALFSTEP_API MixedPrecision {
   /// once.
   StateDict state_dict() const;
   void load_state_dict(const StateDict& saved);
+
+  /// Writes a trained model for programs without Halfstep, which read it into a module that they made with
+  /// the same constructor: torch::load(model, "model.pt").
+  ///
+  ///     mp.save_weights("model.pt", model);
+  ///
+  /// `model` is written by its own save(): all of what was given to the constructor, one of several models,
+  /// or a part. at::kFloat has every weight with all its bits; one that was never trained in this object has
+  /// those of its working copy. at::kBFloat16 has the weights that forward uses, and rounds floating-point
+  /// buffers: the module that reads it needs BF16 tensors first (docs/guide.md). Integer buffers stay as they
+  /// are, all tensors are the CPU's, and other types are an Error.
+  ///
+  /// Between steps: from backward to advance it is an Error. A file that was there stays until the new one is
+  /// durable. While it writes, the model's tensors hold what is written.
+  void save_weights(const std::filesystem::path& path, torch::nn::Module& model,
+                    c10::ScalarType type = at::kFloat) const;
+  template <typename Holder>
+    requires requires(const Holder& holder) {
+      { *holder.ptr() } -> std::convertible_to<torch::nn::Module&>;
+    }
+  void save_weights(const std::filesystem::path& path, const Holder& model,
+                    c10::ScalarType type = at::kFloat) const {
+    save_weights(path, *model.ptr(), type);
+  }
+  /// With its code: torch::jit::load("model.pt"), from C++ or Python.
+  void save_weights(const std::filesystem::path& path, torch::jit::Module& model,
+                    c10::ScalarType type = at::kFloat) const;
 
  private:
   class HALFSTEP_API ForwardScope {

@@ -26,6 +26,7 @@
 #include "tensor/vector_math.h"
 #include "train/accumulator.h"
 #include "train/contents.h"
+#include "train/weight_file.h"
 #include "train/weight_watch.h"
 
 namespace halfstep::train {
@@ -390,6 +391,14 @@ struct MixedPrecision::Impl {
                        : halfstep::inspect_grads(params, scale, detail);
   }
 
+  /// Forward has changed buffers already, and whether the step will be skipped is not known before its end.
+  void check_between_steps(const char* call) const {
+    HALFSTEP_CHECK(!inspected && !backward_ran && !(accumulator && accumulator->micro_batches() > 0),
+                   "MixedPrecision: ", call,
+                   " in the middle of a step would mix the weights of one step with the buffers of the next. "
+                   "Call it after mp.advance(grads), or drop the step with mp.zero_grad() first.");
+  }
+
   void check_advanced(const char* call) const {
     HALFSTEP_CHECK(
         !inspected, "MixedPrecision: ", call,
@@ -612,6 +621,17 @@ StateDict MixedPrecision::Impl::live_state() {
 }
 
 StateDict MixedPrecision::state_dict() const { return on_host(impl_->live_state()); }
+
+void MixedPrecision::save_weights(const std::filesystem::path& path, torch::nn::Module& model,
+                                  c10::ScalarType type) const {
+  impl_->check_between_steps("save_weights");
+  train::write_weights(path, model, impl_->params, type);
+}
+void MixedPrecision::save_weights(const std::filesystem::path& path, torch::jit::Module& model,
+                                  c10::ScalarType type) const {
+  impl_->check_between_steps("save_weights");
+  train::write_weights(path, model, impl_->params, type);
+}
 
 void MixedPrecision::load_state_dict(const StateDict& saved) {
   const at::NoGradGuard no_grad;
