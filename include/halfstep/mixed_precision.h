@@ -204,6 +204,7 @@ class HALFSTEP_API MixedPrecision {
   /// durable. While it writes, the model's tensors hold what is written.
   void save_weights(const std::filesystem::path& path, torch::nn::Module& model,
                     c10::ScalarType type = at::kFloat) const;
+  /// For torch::nn::Linear and any other holder of a module.
   template <typename Holder>
     requires requires(const Holder& holder) {
       { *holder.ptr() } -> std::convertible_to<torch::nn::Module&>;
@@ -212,7 +213,7 @@ class HALFSTEP_API MixedPrecision {
                     c10::ScalarType type = at::kFloat) const {
     save_weights(path, *model.ptr(), type);
   }
-  /// With its code: torch::jit::load("model.pt"), from C++ or Python.
+  /// A TorchScript module with its code, for torch::jit::load("model.pt") in C++ or Python.
   void save_weights(const std::filesystem::path& path, torch::jit::Module& model,
                     c10::ScalarType type = at::kFloat) const;
 
