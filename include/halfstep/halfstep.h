@@ -3,6 +3,7 @@
 
 #include <halfstep/activations.h>
 #include <halfstep/autocast.h>
+#include <halfstep/chat_template.h>
 #include <halfstep/checkpoint.h>
 #include <halfstep/config.h>
 #include <halfstep/data.h>
@@ -30,6 +31,7 @@
 #include <halfstep/storage.h>
 #include <halfstep/task.h>
 #include <halfstep/tensor_file.h>
+#include <halfstep/text_files.h>
 #include <halfstep/token_file.h>
 #include <halfstep/tokenizer.h>
 #include <halfstep/train_step.h>

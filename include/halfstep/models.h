@@ -70,19 +70,31 @@ class HALFSTEP_API KeyValueCache {
   std::vector<Layer> layers_;
 };
 
+/// For models: what the ids of a call stand behind and among.
+struct Surroundings {
+  KeyValueCache* cache = nullptr;  ///< of what was read before
+  at::Tensor documents{};          ///< CausalLM::forward_packed's; undefined: one text a row
+};
+
 /// A model that gives each next token a logit.
 class HALFSTEP_API CausalLM : public torch::nn::Module {
  public:
   /// Logits [batch, length, vocabulary] of ids [batch, length], int64.
-  virtual at::Tensor forward(const at::Tensor& ids) = 0;
+  at::Tensor forward(const at::Tensor& ids) { return logits(ids, {}); }
+
+  /// The same where a row holds several texts one behind the other: `documents`, int64 of the shape of `ids`,
+  /// numbers them, and equal numbers stand together. A token sees its own text only, and the positions begin
+  /// anew with each: the logits are those of the texts by themselves. Undefined: one text a row.
+  at::Tensor forward_packed(const at::Tensor& ids, const at::Tensor& documents);
 
   /// The same of ids that follow those which the cache holds; it takes them in. For writing: call it without
   /// gradients, and in evaluation.
-  virtual at::Tensor read_on(const at::Tensor& ids, KeyValueCache& cache) = 0;
+  at::Tensor read_on(const at::Tensor& ids, KeyValueCache& cache) { return logits(ids, {.cache = &cache}); }
 
   /// Mean cross-entropy of `targets`, of the shape of `ids`; those that are -100 do not count. Nothing is
-  /// shifted: the target of ids[b, i] is targets[b, i], usually ids[b, i + 1].
-  at::Tensor loss(const at::Tensor& ids, const at::Tensor& targets);
+  /// shifted: the target of ids[b, i] is targets[b, i], usually ids[b, i + 1]. `documents` as in
+  /// forward_packed.
+  at::Tensor loss(const at::Tensor& ids, const at::Tensor& targets, const at::Tensor& documents = {});
 
   virtual CausalLMShape shape() const = 0;
   int64_t vocabulary() const { return shape().vocabulary; }
@@ -100,6 +112,9 @@ class HALFSTEP_API CausalLM : public torch::nn::Module {
   /// Backward computes each block again instead of keeping what it computed: docs/memory.md. The gradients
   /// are the same.
   bool recompute_blocks = false;
+
+ private:
+  virtual at::Tensor logits(const at::Tensor& ids, const Surroundings& surroundings) = 0;
 };
 
 /// Fields of config.json, under its names. The defaults are GPT-2's with 124M parameters.
@@ -159,8 +174,6 @@ class HALFSTEP_API Gpt2Impl : public CausalLM {
   Gpt2Impl(Gpt2Config config, uint64_t seed);
   Gpt2Impl(Gpt2Config config, Uninitialized uninitialized);
 
-  at::Tensor forward(const at::Tensor& ids) override;
-  at::Tensor read_on(const at::Tensor& ids, KeyValueCache& cache) override;
   CausalLMShape shape() const override;
   void reset_parameters(uint64_t seed) override;
   std::string config_json() const override;
@@ -168,7 +181,7 @@ class HALFSTEP_API Gpt2Impl : public CausalLM {
 
  private:
   struct Transformer;
-  at::Tensor logits(const at::Tensor& ids, KeyValueCache* cache);
+  at::Tensor logits(const at::Tensor& ids, const Surroundings& surroundings) override;
   Gpt2Config config_;
   std::shared_ptr<Transformer> transformer_;
   at::Tensor free_head_;
@@ -182,8 +195,6 @@ class HALFSTEP_API LlamaImpl : public CausalLM {
   LlamaImpl(LlamaConfig config, uint64_t seed);
   LlamaImpl(LlamaConfig config, Uninitialized uninitialized);
 
-  at::Tensor forward(const at::Tensor& ids) override;
-  at::Tensor read_on(const at::Tensor& ids, KeyValueCache& cache) override;
   CausalLMShape shape() const override;
   void reset_parameters(uint64_t seed) override;
   std::string config_json() const override;
@@ -191,6 +202,7 @@ class HALFSTEP_API LlamaImpl : public CausalLM {
 
  private:
   struct Body;
+  at::Tensor logits(const at::Tensor& ids, const Surroundings& surroundings) override;
   LlamaConfig config_;
   std::shared_ptr<Body> body_;
 };

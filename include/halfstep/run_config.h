@@ -31,11 +31,13 @@ struct RunConfig {
   } model{};
 
   struct Data {
-    std::vector<std::string> train{};       ///< text files, token files, or folders of text
+    std::vector<std::string> train{};       ///< text, JSON Lines, token files, or folders of text
     std::vector<std::string> validation{};  ///< or a part of `train`:
     std::optional<double> validation_fraction{};
-    std::optional<std::string> tokenizer{};  ///< "bytes", or a tokenizer.json
-    std::optional<std::string> images{};     ///< a folder of IDX files
+    std::optional<std::string> tokenizer{};      ///< "bytes", or a tokenizer.json
+    std::optional<std::string> text_field{};     ///< of JSON Lines
+    std::optional<std::string> chat_template{};  ///< a file in Jinja
+    std::optional<std::string> images{};         ///< a folder of IDX files
     int64_t sequence_length = 256;
     int64_t batch_size = 8;
     int64_t seed = 0;

@@ -15,13 +15,21 @@ namespace halfstep {
 
 /// How the ids stand in a file. All little-endian.
 enum class TokenFormat : uint8_t {
-  Raw16,   ///< 16 bits an id and nothing else: nanoGPT's .bin
-  Raw32,   ///< 32 bits an id and nothing else
-  Llmc16,  ///< llm.c's for GPT-2: 256 words of header (20240520, version 1, count), then 16 bits an id
-  Llmc32,  ///< llm.c's for Llama-3: the same with 20240801, version 7 and 32 bits an id
+  Raw16,     ///< 16 bits an id and nothing else: nanoGPT's .bin
+  Raw32,     ///< 32 bits an id and nothing else
+  Llmc16,    ///< llm.c's for GPT-2: 256 words of header (20240520, version 1, count), then 16 bits an id
+  Llmc32,    ///< llm.c's for Llama-3: the same with 20240801, version 7 and 32 bits an id
+  Marked32,  ///< such a header with 20261118, version 1; then 30 bits an id and two marks (TokenMarks)
 };
 
-/// "raw16", "raw32", "llmc16", "llmc32".
+/// What a file of `marked32` says of a token beside its id.
+struct TokenMarks {
+  bool begins_text = false;  ///< nothing before it belongs to its text
+  bool is_given = false;     ///< not to be learned: a prompt, or what fills a sequence up
+  bool operator==(const TokenMarks&) const = default;
+};
+
+/// "raw16", "raw32", "llmc16", "llmc32", "marked32".
 HALFSTEP_API std::string_view to_string(TokenFormat format);
 HALFSTEP_API int bytes_per_token(TokenFormat format);
 
@@ -54,6 +62,8 @@ class HALFSTEP_API TokenFile {
 
   /// Fills `ids` with those from `first` on. A FileError if the file was cut short since it was opened.
   void read(int64_t first, std::span<int64_t> ids) const;
+  /// The same, with the marks of each, where the format has them.
+  void read(int64_t first, std::span<int64_t> ids, std::span<TokenMarks> marks) const;
 
   /// A number made of every id: other data has another. Reads the whole file.
   uint64_t digest() const;
@@ -72,6 +82,8 @@ class HALFSTEP_API TokenFileWriter {
   TokenFileWriter& operator=(TokenFileWriter&&) noexcept;
 
   void append(std::span<const int32_t> ids);
+  /// In a format with marks, one for each id.
+  void append(std::span<const int32_t> ids, std::span<const TokenMarks> marks);
   int64_t size() const;  ///< ids so far
   void commit();
 

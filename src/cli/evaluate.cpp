@@ -2,15 +2,18 @@
 #include <ATen/ops/empty.h>
 #include <halfstep/error.h>
 #include <halfstep/printable.h>
+#include <halfstep/text_files.h>
+
+#include <stdlib.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <iomanip>
 #include <iostream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
@@ -42,36 +45,37 @@ struct Score {
   double bits_per_byte() const { return nats / std::log(2.0) / static_cast<double>(bytes); }
 };
 
-std::vector<Path> files_of(const std::vector<std::string>& names) {
-  std::vector<Path> files;
-  for (const Path name : names) {
-    if (!std::filesystem::is_directory(name)) {
-      files.push_back(name);
-      continue;
-    }
-    std::vector<Path> inside;
-    auto entry = std::filesystem::recursive_directory_iterator(name);
-    for (const auto end = std::filesystem::end(entry); entry != end; ++entry) {
-      const bool is_hidden = entry->path().filename().string().starts_with('.');
-      if (is_hidden) entry.disable_recursion_pending();
-      if (!is_hidden && entry->is_regular_file()) inside.push_back(entry->path());
-    }
-    std::ranges::sort(inside);
-    files.insert(files.end(), inside.begin(), inside.end());
+/// A folder that is gone afterwards.
+class Scratch {
+ public:
+  Scratch() {
+    std::string name = (std::filesystem::temp_directory_path() / "halfstep-evaluate-XXXXXX").string();
+    if (mkdtemp(name.data()) == nullptr)
+      throw FileError(name + ": cannot be made: " + std::strerror(errno) + ".", errno);
+    folder_ = name;
   }
-  return files;
-}
+  ~Scratch() {
+    std::error_code left;
+    std::filesystem::remove_all(folder_, left);
+  }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  Path operator/(const char* name) const { return folder_ / name; }
 
-std::string text_of(const Path& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) throw FileError(path.string() + ": cannot be read: " + std::strerror(errno) + ".", errno);
-  std::string text(std::istreambuf_iterator<char>(file), {});
-  HALFSTEP_CHECK(text.find('\0') == text.npos, path.string(), " is not text: its byte ", text.find('\0'),
-                 " is 0.");
+ private:
+  Path folder_;
+};
+
+std::string text_of(const TextFile& file, const TextPart& part) {
+  if (part.line == 0) {
+    std::string text;
+    read_text(file, part, [&](std::string_view read) { text += read; });
+    return text;
+  }
   HALFSTEP_CHECK(
-      path.extension() != ".jsonl", path.string(),
-      " is JSON Lines, and would be read with its names and quotes. Take the text out of it: jq -r .text.");
-  return text;
+      file.record_kind == RecordKind::Text, file.name,
+      " holds examples with answers; only texts are evaluated. Take the text out of it: jq -r .text.");
+  return read_record(file, part, std::nullopt).text;
 }
 
 /// One pass over `ids` in stretches of `length` tokens, of which each but the first one of all is predicted
@@ -131,10 +135,18 @@ void evaluate(const Request& request) {
   const EvaluationScope asked(model);
   std::vector<Score> scores;
   Score total{.name = "all"};
-  for (const Path& path : files_of(request.data)) {
-    const std::string text = text_of(path);
-    Score score{.name = path.string(), .bytes = static_cast<int64_t>(text.size())};
-    add_stretches(model, opened.precision, opened.tokenizer.encode(text), length, request.batch_size, score);
+  const Scratch scratch;
+  std::vector<Path> paths;
+  for (const std::string& name : request.data) std::ranges::copy(files_in(name), std::back_inserter(paths));
+  for (const Path& path : paths) {
+    const TextFile file = look_at_text(path, {.unpack_to = scratch / "unpacked"});
+    Score score{.name = path.string()};
+    for (const TextPart& part : file.parts) {
+      const std::string text = text_of(file, part);
+      score.bytes += static_cast<int64_t>(text.size());
+      add_stretches(model, opened.precision, opened.tokenizer.encode(text), length, request.batch_size,
+                    score);
+    }
     if (score.tokens == 0) continue;  // of one token nothing is predicted
     total.bytes += score.bytes;
     total.tokens += score.tokens;
@@ -153,7 +165,7 @@ void add_evaluate(CLI::App& program) {
   command->add_option("MODEL", request->model, std::string("A Hugging Face folder, or the folder of a run"))
       ->required()
       ->type_name("DIR");
-  command->add_option("DATA", request->data, std::string("Text files, or folders of them"))
+  command->add_option("DATA", request->data, std::string("Text, JSON Lines, or folders of them; gzip too"))
       ->required()
       ->type_name("FILE");
   command->add_option("--precision", request->precision, std::string("fp32, bf16, mxfp8, ..."))
@@ -170,8 +182,8 @@ void add_evaluate(CLI::App& program) {
       ->capture_default_str();
   command->add_flag("--json", request->json, std::string("As JSON"));
   command->footer(
-      "Each file is read in stretches of that length; every token but the first is\n"
-      "predicted from those before it in its stretch.");
+      "Each text is read in stretches of that length; every token but the first is\n"
+      "predicted from those before it in its stretch. A line of JSON Lines is a text.");
   command->callback([request] { about_files([&] { evaluate(*request); }); });
 }
 

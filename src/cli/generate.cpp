@@ -1,4 +1,5 @@
 // `halfstep generate`: a model goes on with a text.
+#include <halfstep/chat_template.h>
 #include <halfstep/error.h>
 #include <halfstep/printable.h>
 #include <unistd.h>
@@ -16,9 +17,9 @@ namespace halfstep::cli {
 namespace {
 
 struct Request {
-  std::string model, precision = "fp32", prompt;
+  std::string model, precision = "fp32", prompt, system;
   GenerateOptions options{.tokens = 128};
-  bool no_cache = false, json = false;
+  bool chat = false, no_cache = false, json = false;
 };
 
 /// The tokens that end a text, as generation_config.json or config.json names them: a number or a list.
@@ -45,12 +46,12 @@ class Stream {
       : tokenizer_(tokenizer), silent_(silent), terminal_(isatty(STDOUT_FILENO) == 1) {}
 
   void add(int64_t id) {
-    if (is_known(id)) ids_.push_back(static_cast<int32_t>(id));
-    const std::string text = tokenizer_.decode(ids_);
-    write(std::string_view(text).substr(0, whole_characters(text)));
+    const auto one = static_cast<int32_t>(id);
+    if (is_known(id)) text_ += tokenizer_.decode({&one, 1});
+    write(std::string_view(text_).substr(0, whole_characters(text_)));
   }
-  void finish() { write(text()); }
-  std::string text() const { return tokenizer_.decode(ids_); }
+  void finish() { write(text_); }
+  const std::string& text() const { return text_; }
 
  private:
   /// A model may have more numbers than there are tokens.
@@ -97,38 +98,96 @@ class Stream {
 
   const Tokenizer& tokenizer_;
   bool silent_, terminal_;
-  std::vector<int32_t> ids_;
+  std::string text_;
   std::size_t written_ = 0;
 };
 
-void write_text(const Request& request) {
-  OpenModel opened = open_model(request.model, request.precision);
-  std::string prompt = request.prompt;
-  if (prompt == "-") prompt.assign(std::istreambuf_iterator<char>(std::cin), {});
-  const std::vector<int32_t> given = opened.tokenizer.encode(prompt);
-  if (given.empty())
-    throw ExitWith(kUsage,
-                   "--prompt is empty. Give at least one character, or - to read it from standard input.");
+/// What a model wrote behind a text.
+struct Answer {
+  std::vector<int32_t> given;
+  std::vector<int64_t> ids;
+  std::string text;
+  double seconds = 0;
+  double tokens_per_second() const { return static_cast<double>(ids.size()) / seconds; }
+};
+
+Answer go_on(OpenModel& opened, const Request& request, const std::string& text,
+             const std::vector<int64_t>& ends) {
+  Answer answer{.given = opened.tokenizer.encode(text), .ids = {}, .text = ""};
   GenerateOptions options = request.options;
   options.context = opened.model->shape().context;
   options.cache = !request.no_cache;
-  options.ends = ends_of(opened);
+  options.ends = ends;
   Stream stream(opened.tokenizer, /*silent=*/request.json);
   options.each_token = [&](int64_t id) { stream.add(id); };
   const auto begin = std::chrono::steady_clock::now();
-  const std::vector<int64_t> ids = opened.precision.forward(
-      [&] { return generate(*opened.model, {given.begin(), given.end()}, options); });
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  if (request.json)
-    return print_answer({{"prompt_ids", given},
-                         {"ids", ids},
-                         {"text", stream.text()},
-                         {"seconds", seconds},
-                         {"tokens_per_second", static_cast<double>(ids.size()) / seconds}});
+  answer.ids = opened.precision.forward(
+      [&] { return generate(*opened.model, {answer.given.begin(), answer.given.end()}, options); });
+  answer.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   stream.finish();
+  answer.text = stream.text();
+  return answer;
+}
+
+void tell_pace(const Answer& answer) {
   std::cout << std::endl;
-  std::cerr << "halfstep: " << ids.size() << " tokens, " << static_cast<double>(ids.size()) / seconds
+  std::cerr << "halfstep: " << answer.ids.size() << " tokens, " << answer.tokens_per_second()
             << " a second\n";
+}
+
+void print(const Request& request, const std::string& prompt, const Answer& answer) {
+  if (!request.json) return tell_pace(answer);
+  print_answer({{"prompt", prompt},
+                {"prompt_ids", answer.given},
+                {"ids", answer.ids},
+                {"text", answer.text},
+                {"seconds", answer.seconds},
+                {"tokens_per_second", answer.tokens_per_second()}});
+}
+
+ChatTemplate chat_of(const OpenModel& opened) {
+  auto chat = ChatTemplate::from_folder(opened.folder);
+  HALFSTEP_CHECK(chat, opened.folder.string(),
+                 " has no chat template: it was not made for conversations. Leave --chat out, or put its "
+                 "chat_template.jinja there.");
+  return *std::move(chat);
+}
+
+/// One turn for --prompt; without it a turn for each line that is typed.
+void talk(const Request& request, OpenModel& opened) {
+  const ChatTemplate chat = chat_of(opened);
+  std::vector<int64_t> ends = ends_of(opened);
+  if (const auto& end = chat.eos_token())
+    if (const auto id = opened.tokenizer.id_of(*end)) ends.push_back(*id);
+  std::vector<ChatMessage> messages;
+  if (!request.system.empty()) messages.push_back({.role = "system", .content = request.system});
+  const auto turn = [&](const std::string& said) {
+    messages.push_back({.role = "user", .content = said});
+    const std::string prompt = chat.render(messages, /*add_generation_prompt=*/true);
+    const Answer answer = go_on(opened, request, prompt, ends);
+    messages.push_back({.role = "assistant", .content = answer.text});
+    print(request, prompt, answer);
+  };
+  if (!request.prompt.empty()) return turn(request.prompt);
+  if (request.json) throw ExitWith(kUsage, "--json answers one --prompt. Give it.");
+  const bool typed = isatty(STDIN_FILENO) == 1;
+  for (std::string line;;) {
+    if (typed) std::cerr << "> " << std::flush;
+    if (!std::getline(std::cin, line)) break;
+    if (!line.empty()) turn(line);
+  }
+}
+
+void write_text(Request request) {
+  if (request.prompt.empty() && !request.chat)
+    throw ExitWith(kUsage,
+                   "--prompt is empty. Give at least one character, or - to read it from standard input.");
+  if (!request.system.empty() && !request.chat)
+    throw ExitWith(kUsage, "--system is for conversations. Add --chat.");
+  if (request.prompt == "-") request.prompt.assign(std::istreambuf_iterator<char>(std::cin), {});
+  OpenModel opened = open_model(request.model, request.precision);
+  if (request.chat) return talk(request, opened);
+  print(request, request.prompt, go_on(opened, request, request.prompt, ends_of(opened)));
 }
 
 }  // namespace
@@ -141,7 +200,11 @@ void add_generate(CLI::App& program) {
       ->type_name("DIR");
   command
       ->add_option("--prompt", request->prompt, std::string("What it goes on with; - reads standard input"))
-      ->required()
+      ->type_name("TEXT");
+  command->add_flag("--chat", request->chat,
+                    std::string("Answer the prompt as the model's chat template has it; without --prompt "
+                                "each line of standard input"));
+  command->add_option("--system", request->system, std::string("With --chat: how to answer"))
       ->type_name("TEXT");
   const auto number = [&](const char* name, auto& value, const char* about, const CLI::Range& range) {
     command->add_option(name, value, std::string(about))->type_name("N")->check(range)->capture_default_str();

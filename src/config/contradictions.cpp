@@ -105,14 +105,17 @@ class Finder {
 
   void data() {
     if (own()) {
-      constexpr std::array<std::string_view, 5> all = {
-          "data.train", "data.validation", "data.validation_fraction", "data.tokenizer", "data.images"};
+      constexpr std::array<std::string_view, 7> all = {
+          "data.train",     "data.validation", "data.validation_fraction",
+          "data.tokenizer", "data.text_field", "data.chat_template",
+          "data.images"};
       none_of(all, "is for data that Halfstep reads, and model.kind is own. Leave it out.");
       return;
     }
     if (images()) {
-      constexpr std::array<std::string_view, 4> text = {"data.train", "data.validation",
-                                                        "data.validation_fraction", "data.tokenizer"};
+      constexpr std::array<std::string_view, 6> text = {
+          "data.train",     "data.validation", "data.validation_fraction",
+          "data.tokenizer", "data.text_field", "data.chat_template"};
       none_of(text, "is for text, and model.kind is resnet18. Use data.images.");
       if (!config_.data.images)
         fault("data.images",

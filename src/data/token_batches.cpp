@@ -14,6 +14,11 @@ TokenBatches::TokenBatches(std::vector<TokenFile> files, const TokenBatchOptions
                  options.batch_size, " and sequence_length ", options.sequence_length,
                  "; both must be positive.");
   for (const TokenFile& file : files_) {
+    const bool has_marks = file.format() == TokenFormat::Marked32;
+    HALFSTEP_CHECK(first_window_.empty() || has_marks == has_marks_, "TokenBatches: ", file.path().string(),
+                   has_marks ? " has" : " has no", " marks, and ", files_.front().path().string(),
+                   has_marks_ ? " has." : " has none.", " Train on one kind at a time.");
+    has_marks_ = has_marks;
     first_window_.push_back(windows_);
     windows_ += std::max<int64_t>(0, file.size() - 1) / options.sequence_length;
     tokens_ += file.size();
@@ -32,12 +37,32 @@ int64_t TokenBatches::window_at(int64_t sequence) const {
                                        options_.seed, static_cast<uint64_t>(epoch)));
 }
 
-void TokenBatches::read_window(int64_t window, int64_t* inputs, int64_t* targets) {
+void TokenBatches::read_window(int64_t window, int64_t row, TokenBatch& batch) {
+  constexpr int64_t kNotLearned = -100;  // cross entropy's own number for it
   const auto after = std::upper_bound(first_window_.begin(), first_window_.end(), window);
   const auto file = static_cast<size_t>(after - first_window_.begin()) - 1;
-  files_[file].read((window - first_window_[file]) * options_.sequence_length, window_tokens_);
-  std::copy(window_tokens_.begin(), window_tokens_.end() - 1, inputs);
-  std::copy(window_tokens_.begin() + 1, window_tokens_.end(), targets);
+  const int64_t length = options_.sequence_length, first = (window - first_window_[file]) * length;
+  const auto row_of = [&](at::Tensor& tensor) { return tensor.mutable_data_ptr<int64_t>() + row * length; };
+  int64_t* const targets = row_of(batch.targets);
+  const auto fill = [&] {
+    std::copy(window_tokens_.begin(), window_tokens_.end() - 1, row_of(batch.inputs));
+    std::copy(window_tokens_.begin() + 1, window_tokens_.end(), targets);
+  };
+  if (!has_marks_) {
+    files_[file].read(first, window_tokens_);
+    fill();
+    return;
+  }
+  window_marks_.resize(window_tokens_.size());
+  files_[file].read(first, window_tokens_, window_marks_);
+  fill();
+  int64_t* const documents = row_of(batch.documents);
+  for (int64_t i = 0; i < length; ++i) {
+    const TokenMarks here = window_marks_[static_cast<size_t>(i)],
+                     next = window_marks_[static_cast<size_t>(i) + 1];
+    documents[i] = i == 0 ? 0 : documents[i - 1] + int64_t{here.begins_text};
+    if (next.is_given || next.begins_text) targets[i] = kNotLearned;
+  }
 }
 
 TokenBatch TokenBatches::next() {
@@ -45,10 +70,8 @@ TokenBatch TokenBatches::next() {
   const int64_t rows = options_.shuffle ? options_.batch_size : std::min(options_.batch_size, left);
   const int64_t length = options_.sequence_length;
   TokenBatch batch{at::empty({rows, length}, at::kLong), at::empty({rows, length}, at::kLong)};
-  auto* const inputs = batch.inputs.mutable_data_ptr<int64_t>();
-  auto* const targets = batch.targets.mutable_data_ptr<int64_t>();
-  for (int64_t row = 0; row < rows; ++row)
-    read_window(window_at(taken_ + row), inputs + row * length, targets + row * length);
+  if (has_marks_) batch.documents = at::empty({rows, length}, at::kLong);
+  for (int64_t row = 0; row < rows; ++row) read_window(window_at(taken_ + row), row, batch);
   taken_ += rows;
   return batch;
 }

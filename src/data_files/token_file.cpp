@@ -23,8 +23,14 @@ struct LlmcMark {
   int32_t version;
 };
 
-// From llm.c's dev/data/data_common.py.
-constexpr LlmcMark kLlmcMarks[] = {{TokenFormat::Llmc16, 20240520, 1}, {TokenFormat::Llmc32, 20240801, 7}};
+// The first two from llm.c's dev/data/data_common.py.
+constexpr LlmcMark kLlmcMarks[] = {{TokenFormat::Llmc16, 20240520, 1},
+                                   {TokenFormat::Llmc32, 20240801, 7},
+                                   {TokenFormat::Marked32, 20261118, 1}};
+
+// The marks of a token, above its id.
+constexpr uint32_t kBeginsText = uint32_t{1} << 31, kIsGiven = uint32_t{1} << 30;
+constexpr uint32_t kId = kIsGiven - 1;
 
 constexpr const LlmcMark* mark_of(TokenFormat format) {
   for (const LlmcMark& mark : kLlmcMarks)
@@ -75,27 +81,27 @@ size_t check_header(std::span<const std::byte> bytes, TokenFormat format, const 
 // The first id at or above `limit`, or the count. Blocks are asked as a whole, which the compiler turns into
 // vectors; only a block with a fault is looked through.
 template <typename Id>
-size_t first_outside(const std::byte* ids, size_t count, uint64_t limit) {
-  if (limit > std::numeric_limits<Id>::max()) return count;
+size_t first_outside(const std::byte* ids, size_t count, uint64_t limit, Id id_bits) {
+  if (limit > id_bits) return count;
   std::array<Id, kBlockTokens> block;
   for (size_t at = 0; at < count; at += kBlockTokens) {
     const size_t here = std::min(kBlockTokens, count - at);
     std::memcpy(block.data(), ids + at * sizeof(Id), here * sizeof(Id));
     Id largest = 0;
-    for (size_t i = 0; i < here; ++i) largest = std::max(largest, block[i]);
+    for (size_t i = 0; i < here; ++i) largest = std::max<Id>(largest, block[i] & id_bits);
     if (largest < limit) continue;
     for (size_t i = 0; i < here; ++i)
-      if (block[i] >= limit) return at + i;
+      if ((block[i] & id_bits) >= limit) return at + i;
   }
   return count;
 }
 
 template <typename Id>
-void widen(const std::byte* from, std::span<int64_t> ids) {
+void widen(const std::byte* from, std::span<int64_t> ids, Id id_bits) {
   for (size_t i = 0; i < ids.size(); ++i) {
     Id id = 0;
     std::memcpy(&id, from + i * sizeof(Id), sizeof(Id));
-    ids[i] = id;
+    ids[i] = id & id_bits;
   }
 }
 
@@ -111,6 +117,8 @@ std::string_view to_string(TokenFormat format) {
       return "llmc16";
     case TokenFormat::Llmc32:
       return "llmc32";
+    case TokenFormat::Marked32:
+      return "marked32";
   }
   HALFSTEP_BUG("no such token format: ", static_cast<int>(format));
 }
@@ -139,14 +147,18 @@ struct TokenFile::State {
     return file.bytes().data() + begin + id * static_cast<size_t>(bytes_per_token(format));
   }
 
+  uint32_t id_bits() const { return format == TokenFormat::Marked32 ? kId : ~uint32_t{0}; }
+
   void copy(size_t first, std::span<int64_t> ids) const {
-    bytes_per_token(format) == 2 ? widen<uint16_t>(at(first), ids) : widen<uint32_t>(at(first), ids);
+    bytes_per_token(format) == 2 ? widen<uint16_t>(at(first), ids, 0xFFFF)
+                                 : widen<uint32_t>(at(first), ids, id_bits());
   }
 
   void check_all() const {
     const auto limit = static_cast<uint64_t>(vocabulary_size);
-    const size_t good = bytes_per_token(format) == 2 ? first_outside<uint16_t>(at(0), count, limit)
-                                                     : first_outside<uint32_t>(at(0), count, limit);
+    const size_t good = bytes_per_token(format) == 2
+                            ? first_outside<uint16_t>(at(0), count, limit, 0xFFFF)
+                            : first_outside<uint32_t>(at(0), count, limit, id_bits());
     if (good == count) return;
     int64_t id = 0;
     copy(good, {&id, 1});
@@ -214,6 +226,19 @@ void TokenFile::read(int64_t first, std::span<int64_t> ids) const {
   state_->refuse(static_cast<size_t>(first) + static_cast<size_t>(found - ids.begin()), *found);
 }
 
+void TokenFile::read(int64_t first, std::span<int64_t> ids, std::span<TokenMarks> marks) const {
+  HALFSTEP_CHECK(format() == TokenFormat::Marked32, state_->path.string(), ": is read as ",
+                 to_string(format()), ", which has no marks.");
+  HALFSTEP_CHECK(ids.size() == marks.size(), state_->path.string(), ": room for ", ids.size(), " ids and ",
+                 marks.size(), " marks.");
+  read(first, ids);
+  for (size_t i = 0; i < marks.size(); ++i) {
+    uint32_t word = 0;
+    std::memcpy(&word, state_->at(static_cast<size_t>(first) + i), sizeof word);
+    marks[i] = {.begins_text = (word & kBeginsText) != 0, .is_given = (word & kIsGiven) != 0};
+  }
+}
+
 struct TokenFileWriter::State {
   std::filesystem::path path;
   TokenFormat format;
@@ -230,13 +255,27 @@ struct TokenFileWriter::State {
     const auto bytes = std::as_bytes(std::span(words));
     count == 0 ? file.write(bytes) : file.write_at(0, bytes);
   }
+
+  /// That these may follow.
+  void check(std::span<const int32_t> ids) const {
+    for (size_t i = 0; i < ids.size(); ++i)
+      HALFSTEP_CHECK(ids[i] >= 0 && ids[i] < vocabulary_size, path.string(), ": token ",
+                     count + static_cast<int64_t>(i), " is ", ids[i], ", outside the vocabulary of ",
+                     vocabulary_size, ".");
+    HALFSTEP_CHECK(
+        mark_of(format) == nullptr || count + std::ssize(ids) <= std::numeric_limits<int32_t>::max(),
+        path.string(), ": the header counts at most ", std::numeric_limits<int32_t>::max(),
+        " ids. Write several files, or raw16 or raw32.");
+  }
 };
 
 namespace {
 
 // Before the file is opened: opening a pipe waits for its reader.
 void check_writable(const std::filesystem::path& path, TokenFormat format, int64_t vocabulary_size) {
-  const int64_t most = bytes_per_token(format) == 2 ? int64_t{1} << 16 : int64_t{1} << 31;
+  const int64_t most = bytes_per_token(format) == 2      ? int64_t{1} << 16
+                       : format == TokenFormat::Marked32 ? int64_t{1} << 30
+                                                         : int64_t{1} << 31;
   HALFSTEP_CHECK(vocabulary_size > 0 && vocabulary_size <= most, path.string(), ": a vocabulary of ",
                  vocabulary_size, " does not fit into ", to_string(format), ", whose ids have ",
                  8 * bytes_per_token(format), " bits. Use raw32 or llmc32.");
@@ -262,22 +301,28 @@ TokenFileWriter& TokenFileWriter::operator=(TokenFileWriter&&) noexcept = defaul
 
 int64_t TokenFileWriter::size() const { return state_->count; }
 
+void TokenFileWriter::append(std::span<const int32_t> ids, std::span<const TokenMarks> marks) {
+  HALFSTEP_CHECK(state_->format == TokenFormat::Marked32, state_->path.string(), ": ",
+                 to_string(state_->format), " has no marks.");
+  HALFSTEP_CHECK(ids.size() == marks.size(), state_->path.string(), ": ", ids.size(), " ids and ",
+                 marks.size(), " marks.");
+  state_->check(ids);
+  std::vector<uint32_t> words(ids.begin(), ids.end());
+  for (size_t i = 0; i < words.size(); ++i)
+    words[i] |= (marks[i].begins_text ? kBeginsText : 0) | (marks[i].is_given ? kIsGiven : 0);
+  state_->file.write(std::as_bytes(std::span(words)));
+  state_->count += std::ssize(ids);
+}
+
 void TokenFileWriter::append(std::span<const int32_t> ids) {
-  for (size_t i = 0; i < ids.size(); ++i)
-    HALFSTEP_CHECK(ids[i] >= 0 && ids[i] < state_->vocabulary_size, state_->path.string(), ": token ",
-                   state_->count + static_cast<int64_t>(i), " is ", ids[i], ", outside the vocabulary of ",
-                   state_->vocabulary_size, ".");
-  const int64_t count = state_->count + static_cast<int64_t>(ids.size());
-  HALFSTEP_CHECK(mark_of(state_->format) == nullptr || count <= std::numeric_limits<int32_t>::max(),
-                 state_->path.string(), ": llm.c's header counts at most ",
-                 std::numeric_limits<int32_t>::max(), " ids. Write several files, or raw16 or raw32.");
+  state_->check(ids);
   if (bytes_per_token(state_->format) == 4) {
     state_->file.write(std::as_bytes(ids));
   } else {
     const std::vector<uint16_t> narrow(ids.begin(), ids.end());
     state_->file.write(std::as_bytes(std::span(narrow)));
   }
-  state_->count = count;
+  state_->count += std::ssize(ids);
 }
 
 void TokenFileWriter::commit() {

@@ -26,10 +26,18 @@ at::Tensor last_of(const std::vector<int64_t>& ids, int64_t most) {
 
 }  // namespace
 
-at::Tensor CausalLM::loss(const at::Tensor& ids, const at::Tensor& targets) {
+at::Tensor CausalLM::forward_packed(const at::Tensor& ids, const at::Tensor& documents) {
+  HALFSTEP_CHECK(
+      !documents.defined() || (documents.sizes() == ids.sizes() && documents.scalar_type() == at::kLong),
+      "CausalLM: ids are ", ids.sizes(), " and documents ", documents.scalar_type(), " of ",
+      documents.sizes(), "; each id has one number of type Long.");
+  return logits(ids, {.documents = documents});
+}
+
+at::Tensor CausalLM::loss(const at::Tensor& ids, const at::Tensor& targets, const at::Tensor& documents) {
   HALFSTEP_CHECK(ids.sizes() == targets.sizes(), "CausalLM: ids are ", ids.sizes(), " and targets ",
                  targets.sizes(), "; each id has one target.");
-  return at::cross_entropy_loss(forward(ids).flatten(0, 1), targets.flatten());
+  return at::cross_entropy_loss(forward_packed(ids, documents).flatten(0, 1), targets.flatten());
 }
 
 double CausalLM::flops_per_token(int64_t sequence_length) const {
@@ -47,13 +55,37 @@ void models::check_ids(const at::Tensor& ids) {
                  ids.scalar_type(), " of shape ", ids.sizes(), ", expected Long of [batch, length].");
 }
 
-std::optional<at::Tensor> models::mask_of(int64_t queries, int64_t keys, int64_t window, at::Device device) {
+std::optional<at::Tensor> models::mask_of(const at::Tensor& ids, const Surroundings& surroundings,
+                                          int64_t window) {
+  const int64_t queries = ids.size(1), keys = length_before(surroundings) + queries;
+  const at::Tensor& documents = surroundings.documents;
   const bool windowed = window > 0 && window < keys;
-  if (!windowed && (queries == keys || queries == 1)) return std::nullopt;
-  const at::Tensor place = at::arange(keys, at::TensorOptions(at::kLong).device(device));
+  if (!windowed && !documents.defined() && (queries == keys || queries == 1)) return std::nullopt;
+  const at::Tensor place = at::arange(keys, ids.options());
   const at::Tensor distance = place.narrow(0, keys - queries, queries).unsqueeze(1) - place;
-  const at::Tensor before = distance.ge(0);
-  return windowed ? before.logical_and(distance.lt(window)) : before;
+  at::Tensor seen = distance.ge(0);
+  if (windowed) seen = seen.logical_and(distance.lt(window));
+  if (documents.defined())
+    seen = documents.unsqueeze(2).eq(documents.unsqueeze(1)).logical_and(seen).unsqueeze(1);
+  return seen;
+}
+
+int64_t models::length_before(const Surroundings& surroundings) {
+  return surroundings.cache ? surroundings.cache->length() : 0;
+}
+
+at::Tensor models::positions_of(const at::Tensor& ids, const Surroundings& surroundings) {
+  const int64_t before = length_before(surroundings), length = ids.size(1);
+  const at::Tensor place = at::arange(before, before + length, ids.options());
+  const at::Tensor& documents = surroundings.documents;
+  if (!documents.defined()) return place;
+  // The place where the text of each began: the last one so far whose number differs from that before it.
+  at::Tensor begins = at::zeros_like(documents);
+  if (length > 1)
+    begins.narrow(1, 1, length - 1)
+        .copy_(documents.narrow(1, 1, length - 1).ne(documents.narrow(1, 0, length - 1)) *
+               place.narrow(0, 1, length - 1));
+  return place - std::get<0>(begins.cummax(1));
 }
 
 std::pair<at::Tensor, at::Tensor> KeyValueCache::append(std::size_t layer, const at::Tensor& keys,

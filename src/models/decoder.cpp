@@ -27,7 +27,7 @@ namespace {
 // Rotary positions, as Hugging Face has them: element i of a head's first half turns with element i of its
 // second half.
 
-/// cos and sin of every angle, [length, head_dim], FP32.
+/// cos and sin of every angle, [length, head_dim] or [batch, 1, length, head_dim], FP32.
 struct Rotation {
   at::Tensor cos, sin;
 };
@@ -53,15 +53,14 @@ at::Tensor speeds_of(const RopeParameters& rope, int64_t head_dim, at::TensorOpt
   return speeds;
 }
 
-/// Angles of `length` positions from `first` on, in the arithmetic of transformers step by step: FP32, whose
-/// rounding at far positions the published weights were trained with.
-Rotation rotation_of(const RopeParameters& rope, int64_t head_dim, int64_t first, int64_t length,
-                     at::Device device) {
+/// The angles of positions, [length] or [batch, length], in the arithmetic of transformers step by step:
+/// FP32, whose rounding at far positions the published weights were trained with.
+Rotation rotation_of(const RopeParameters& rope, int64_t head_dim, const at::Tensor& positions) {
   const at::NoGradGuard no_grad;
-  const auto fp32 = at::TensorOptions(at::kFloat).device(device);
-  const at::Tensor half =
-      at::arange(first, first + length, fp32).unsqueeze(1) * speeds_of(rope, head_dim, fp32);
-  const at::Tensor angles = at::cat({half, half}, -1);
+  const auto fp32 = positions.options().dtype(at::kFloat);
+  const at::Tensor half = positions.to(at::kFloat).unsqueeze(-1) * speeds_of(rope, head_dim, fp32);
+  at::Tensor angles = at::cat({half, half}, -1);
+  if (positions.dim() == 2) angles = angles.unsqueeze(1);  // the same for all heads
   return {.cos = angles.cos(), .sin = angles.sin()};
 }
 
@@ -92,13 +91,14 @@ struct Positions {
   std::map<int64_t, std::optional<at::Tensor>> masks;  ///< by window; 0: that of none
 };
 
-Positions positions_of(const DecoderConfig& config, int64_t before, int64_t length, at::Device device) {
+Positions rotated_positions_of(const DecoderConfig& config, const at::Tensor& ids,
+                               const Surroundings& surroundings) {
   Positions positions{
-      .rotation = rotation_of(config.llama.rope, head_size_of(config.llama), before, length, device),
-      .masks = {{0, mask_of(length, before + length, /*window=*/0, device)}}};
+      .rotation = rotation_of(config.llama.rope, head_size_of(config.llama), positions_of(ids, surroundings)),
+      .masks = {{0, mask_of(ids, surroundings, /*window=*/0)}}};
   for (const int64_t window : config.windows)
     if (!positions.masks.contains(window))
-      positions.masks.emplace(window, mask_of(length, before + length, window, device));
+      positions.masks.emplace(window, mask_of(ids, surroundings, window));
   return positions;
 }
 
@@ -258,8 +258,9 @@ struct DecoderBody::Model : torch::nn::Module {
                            std::make_shared<RmsNorm>(llama.hidden_size, llama.rms_norm_eps, uninitialized));
   }
 
-  at::Tensor forward(const at::Tensor& ids, bool recompute_blocks, KeyValueCache* cache) {
-    const Positions positions = positions_of(config, cache ? cache->length() : 0, ids.size(1), ids.device());
+  at::Tensor forward(const at::Tensor& ids, bool recompute_blocks, const Surroundings& surroundings) {
+    KeyValueCache* const cache = surroundings.cache;
+    const Positions positions = rotated_positions_of(config, ids, surroundings);
     at::Tensor x = (*embed_tokens)(ids);
     for (size_t i = 0; i < layers->size(); ++i) {
       const auto block = [block = layers->ptr<Block>(i), positions, cache](const at::Tensor& in) {
@@ -286,10 +287,11 @@ DecoderBody::DecoderBody(torch::nn::Module& owner, const DecoderConfig& config, 
   free_head_ = owner.register_module("lm_head", head)->weight;
 }
 
-at::Tensor DecoderBody::logits(const at::Tensor& ids, bool recompute_blocks, KeyValueCache* cache) const {
+at::Tensor DecoderBody::logits(const at::Tensor& ids, bool recompute_blocks,
+                               const Surroundings& surroundings) const {
   check_ids(ids);
   const at::Tensor& head = free_head_.defined() ? free_head_ : model_->embed_tokens->weight;
-  return at::linear(model_->forward(ids, recompute_blocks, cache), head);
+  return at::linear(model_->forward(ids, recompute_blocks, surroundings), head);
 }
 
 CausalLMShape DecoderBody::shape(const char* family) const {
@@ -319,15 +321,15 @@ class DecoderLM final : public CausalLM {
             Uninitialized uninitialized)
       : model_type_(model_type), file_(std::move(file)), body_(*this, config, model_type, uninitialized) {}
 
-  at::Tensor forward(const at::Tensor& ids) override { return body_.logits(ids, recompute_blocks, nullptr); }
-  at::Tensor read_on(const at::Tensor& ids, KeyValueCache& cache) override {
-    return body_.logits(ids, recompute_blocks, &cache);
-  }
   CausalLMShape shape() const override { return body_.shape(model_type_); }
   void reset_parameters(uint64_t seed) override { body_.reset_parameters(*this, seed); }
   std::string config_json() const override { return file_.dump(2); }
 
  private:
+  at::Tensor logits(const at::Tensor& ids, const Surroundings& surroundings) override {
+    return body_.logits(ids, recompute_blocks, surroundings);
+  }
+
   const char* model_type_;
   nlohmann::json file_;
   DecoderBody body_;

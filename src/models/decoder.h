@@ -43,7 +43,7 @@ class DecoderBody {
   DecoderBody(torch::nn::Module& owner, const DecoderConfig& config, const char* name,
               Uninitialized uninitialized);
 
-  at::Tensor logits(const at::Tensor& ids, bool recompute_blocks, KeyValueCache* cache) const;
+  at::Tensor logits(const at::Tensor& ids, bool recompute_blocks, const Surroundings& surroundings) const;
   CausalLMShape shape(const char* family) const;
   /// As Hugging Face draws them.
   void reset_parameters(torch::nn::Module& owner, uint64_t seed) const;

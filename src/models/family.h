@@ -47,8 +47,15 @@ inline constexpr int64_t kMostLayers = 4096;
 /// That ids are what an embedding takes: int64, [batch, length].
 void check_ids(const at::Tensor& ids);
 
-/// True where one of the last `queries` positions sees one of all `keys`: itself and those before it, within
-/// the window if it is not 0. Nothing where all is seen, or where is_causal says the same.
-std::optional<at::Tensor> mask_of(int64_t queries, int64_t keys, int64_t window, at::Device device);
+/// How many tokens the cache holds.
+int64_t length_before(const Surroundings& surroundings);
+
+/// The place of each id in its text: [length], or [batch, length] where rows hold several texts.
+at::Tensor positions_of(const at::Tensor& ids, const Surroundings& surroundings);
+
+/// True where an id sees one of the cache or of the call: itself and those of its text before it, within the
+/// window if it is not 0. [queries, keys], or [batch, 1, queries, keys] where rows hold several texts.
+/// Nothing where all is seen, or where is_causal says the same.
+std::optional<at::Tensor> mask_of(const at::Tensor& ids, const Surroundings& surroundings, int64_t window);
 
 }  // namespace halfstep::models

@@ -99,16 +99,15 @@ struct Attention : torch::nn::Module {
     if (config.scale_attn_by_inverse_layer_idx) logit_factor /= static_cast<double>(layer + 1);
   }
 
-  at::Tensor forward(const at::Tensor& x, KeyValueCache* cache) {
+  at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& mask, KeyValueCache* cache) {
     const int64_t batch = x.size(0), length = x.size(1), width = x.size(2);
     const auto parts =
         (*c_attn)(x).view({batch, length, 3, heads, width / heads}).permute({2, 0, 3, 1, 4}).unbind();
     at::Tensor key = parts[1], value = parts[2];
     if (cache) std::tie(key, value) = cache->append(layer, key, value);
-    const auto mask = models::mask_of(length, key.size(2), /*window=*/0, x.device());
     const at::Tensor attended =
         at::scaled_dot_product_attention(parts[0], key, value, mask, is_training() ? attention_dropout : 0,
-                                         /*is_causal=*/length == key.size(2), logit_factor);
+                                         /*is_causal=*/!mask && length == key.size(2), logit_factor);
     const at::Tensor out = (*c_proj)(attended.transpose(1, 2).reshape({batch, length, width}));
     return at::dropout(out, residual_dropout, is_training());
   }
@@ -149,8 +148,8 @@ struct Block : torch::nn::Module {
     mlp = register_module("mlp", std::make_shared<FeedForward>(config, uninitialized));
   }
 
-  at::Tensor forward(at::Tensor x, KeyValueCache* cache) {
-    x = x + attn->forward((*ln_1)(x), cache);
+  at::Tensor forward(at::Tensor x, const std::optional<at::Tensor>& mask, KeyValueCache* cache) {
+    x = x + attn->forward((*ln_1)(x), mask, cache);
     return x + mlp->forward((*ln_2)(x));
   }
 
@@ -174,12 +173,18 @@ struct Gpt2Impl::Transformer : torch::nn::Module {
         "ln_f", std::make_shared<LayerNorm>(config.n_embd, config.layer_norm_epsilon, uninitialized));
   }
 
-  at::Tensor forward(const at::Tensor& ids, bool recompute_blocks, KeyValueCache* cache) {
-    const at::Tensor positions = wpe->weight.narrow(0, cache ? cache->length() : 0, ids.size(1));
+  at::Tensor forward(const at::Tensor& ids, bool recompute_blocks, const Surroundings& surroundings) {
+    KeyValueCache* const cache = surroundings.cache;
+    // One text a row: its positions are rows of the table as they lie, whose gradient is no scatter.
+    const at::Tensor positions =
+        surroundings.documents.defined()
+            ? (*wpe)(models::positions_of(ids, surroundings))
+            : wpe->weight.narrow(0, models::length_before(surroundings), ids.size(1));
+    const auto mask = models::mask_of(ids, surroundings, /*window=*/0);
     at::Tensor x = at::dropout((*wte)(ids) + positions, embedding_dropout, is_training());
     for (size_t i = 0; i < h->size(); ++i) {
-      const auto block = [block = h->ptr<Block>(i), cache](const at::Tensor& in) {
-        return block->forward(in, cache);
+      const auto block = [block = h->ptr<Block>(i), mask, cache](const at::Tensor& in) {
+        return block->forward(in, mask, cache);
       };
       x = recompute_blocks && !cache ? checkpoint_activations(block, x) : block(x);
     }
@@ -212,16 +217,13 @@ void Gpt2Impl::reset_parameters(uint64_t seed) {
   models::draw_initial_values(*this, seed, deviation, of_residual);
 }
 
-at::Tensor Gpt2Impl::forward(const at::Tensor& ids) { return logits(ids, nullptr); }
-at::Tensor Gpt2Impl::read_on(const at::Tensor& ids, KeyValueCache& cache) { return logits(ids, &cache); }
-
-at::Tensor Gpt2Impl::logits(const at::Tensor& ids, KeyValueCache* cache) {
+at::Tensor Gpt2Impl::logits(const at::Tensor& ids, const Surroundings& surroundings) {
   models::check_ids(ids);
-  const int64_t length = ids.size(1) + (cache ? cache->length() : 0);
+  const int64_t length = models::length_before(surroundings) + ids.size(1);
   HALFSTEP_CHECK(length <= config_.n_positions, "Gpt2: ", length, " ids in a row; n_positions is ",
                  config_.n_positions, ".");
   const at::Tensor& head = free_head_.defined() ? free_head_ : transformer_->wte->weight;
-  return at::linear(transformer_->forward(ids, recompute_blocks, cache), head);
+  return at::linear(transformer_->forward(ids, recompute_blocks, surroundings), head);
 }
 
 CausalLMShape Gpt2Impl::shape() const {

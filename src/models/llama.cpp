@@ -143,9 +143,8 @@ LlamaImpl::LlamaImpl(LlamaConfig config, uint64_t seed) : LlamaImpl(std::move(co
   LlamaImpl::reset_parameters(seed);
 }
 
-at::Tensor LlamaImpl::forward(const at::Tensor& ids) { return body_->logits(ids, recompute_blocks, nullptr); }
-at::Tensor LlamaImpl::read_on(const at::Tensor& ids, KeyValueCache& cache) {
-  return body_->logits(ids, recompute_blocks, &cache);
+at::Tensor LlamaImpl::logits(const at::Tensor& ids, const Surroundings& surroundings) {
+  return body_->logits(ids, recompute_blocks, surroundings);
 }
 CausalLMShape LlamaImpl::shape() const { return body_->shape("llama"); }
 void LlamaImpl::reset_parameters(uint64_t seed) { body_->reset_parameters(*this, seed); }

@@ -1,4 +1,5 @@
 #include <ATen/core/grad_mode.h>
+#include <halfstep/chat_template.h>
 #include <halfstep/data.h>
 #include <halfstep/error.h>
 #include <halfstep/models.h>
@@ -6,6 +7,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "io/durable_file.h"
 #include "tensor/transfers.h"
@@ -80,6 +82,41 @@ int64_t total_size(const std::vector<TokenFile>& files) {
   return tokens;
 }
 
+/// The template that makes texts of messages, if there is one.
+std::optional<ChatTemplate> chat_of(const RunConfig& config) {
+  const Path folder = config.model.from.value_or("");
+  if (config.data.chat_template) return ChatTemplate::from_file(*config.data.chat_template, folder);
+  return config.model.from ? ChatTemplate::from_folder(folder) : std::nullopt;
+}
+
+/// All files that it may come from.
+std::string chat_text_of(const RunConfig& config) {
+  const Path folder = config.model.from.value_or("");
+  std::string text = config.data.chat_template ? text_of(Path(*config.data.chat_template)) : "";
+  for (const char* name : {"chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json"})
+    if (config.model.from) text += text_of(folder / name);
+  return text;
+}
+
+/// The token that ends a completion: the model's own.
+std::optional<int32_t> end_of(const RunConfig& config, const Tokenizer& tokenizer) {
+  if (!config.model.from) return std::nullopt;
+  std::ifstream file(Path(*config.model.from) / "config.json");
+  const auto fields = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+  if (!fields.is_object() || !fields.contains("eos_token_id")) return std::nullopt;
+  const nlohmann::json& given = fields["eos_token_id"];
+  const nlohmann::json& first = given.is_array() && !given.empty() ? given.front() : given;
+  if (!first.is_number_integer()) return std::nullopt;
+  const auto id = first.get<int64_t>();
+  if (id < 0 || id >= tokenizer.vocabulary_size()) return std::nullopt;
+  return static_cast<int32_t>(id);
+}
+
+/// How many tokens the loss of a batch is the mean of.
+int64_t learned_in(const TokenBatch& batch) {
+  return batch.documents.defined() ? batch.targets.ge(0).sum().item<int64_t>() : batch.targets.numel();
+}
+
 class TextTask final : public Task {
  public:
   TextTask(const RunConfig& config, const Path& tokens_folder, int64_t most_text_bytes)
@@ -87,9 +124,13 @@ class TextTask final : public Task {
         tokenizer_path_(tokenizer_path(config)),
         tokenizer_(tokenizer_path_ ? Tokenizer::from_file(*tokenizer_path_) : Tokenizer::bytes()),
         model_(with_known_tokens(make_model(config, tokenizer_.vocabulary_size()), config, tokenizer_path_)),
-        sources_(prepare_tokens(
-            config.data, tokenizer_, tokens_folder,
-            {.tokenizer_text = text_of(tokenizer_path_), .most_text_bytes = most_text_bytes})) {
+        chat_(chat_of(config)),
+        sources_(prepare_tokens(config.data, tokenizer_, tokens_folder,
+                                {.tokenizer_text = text_of(tokenizer_path_),
+                                 .chat = chat_,
+                                 .chat_text = chat_text_of(config),
+                                 .end = end_of(config, tokenizer_),
+                                 .most_text_bytes = most_text_bytes})) {
     HALFSTEP_CHECK(tokenizer_.vocabulary_size() <= model_->vocabulary(), "The tokenizer has ",
                    tokenizer_.vocabulary_size(), " tokens and the model knows ", model_->vocabulary(),
                    ". Raise model.vocabulary, or take the model's own tokenizer.");
@@ -121,7 +162,8 @@ class TextTask final : public Task {
   }
 
   std::string data_text() const override {
-    return detail::concat(with_commas(training_tokens_), " tokens to train on, ",
+    return detail::concat(sources_.examples.empty() ? "" : sources_.examples + "; ",
+                          with_commas(training_tokens_), " tokens to train on, ",
                           held_out_tokens_ ? with_commas(held_out_tokens_) : "none",
                           " held out, sequences of ", config_.data.sequence_length, ", tokenizer ",
                           tokenizer_path_ ? tokenizer_path_->string() : "bytes");
@@ -135,7 +177,7 @@ class TextTask final : public Task {
   }
 
   void take_batch() override { batch_ = on_device(batches_->next()); }
-  at::Tensor loss() override { return model_->loss(batch_.inputs, batch_.targets); }
+  at::Tensor loss() override { return model_->loss(batch_.inputs, batch_.targets, batch_.documents); }
 
   Score evaluate(const MixedPrecision& precision) override {
     const EvaluationScope evaluation(*model_);
@@ -145,9 +187,11 @@ class TextTask final : public Task {
     std::vector<int64_t> counts;
     for (int64_t batches = 0; held_out_->sequences_taken() < held_out_->windows(); ++batches) {
       if (config_.train.evaluate_batches > 0 && batches == config_.train.evaluate_batches) break;
-      const TokenBatch batch = on_device(held_out_->next());
-      losses.push_back(precision.forward([&] { return model_->loss(batch.inputs, batch.targets); }));
-      counts.push_back(batch.inputs.numel());
+      const TokenBatch taken = held_out_->next(), batch = on_device(taken);
+      if (learned_in(taken) == 0) continue;  // the mean of nothing
+      losses.push_back(
+          precision.forward([&] { return model_->loss(batch.inputs, batch.targets, batch.documents); }));
+      counts.push_back(learned_in(taken));
     }
     const Arrival arrival(losses);
     for (size_t i = 0; i < losses.size(); ++i) {
@@ -182,20 +226,29 @@ class TextTask final : public Task {
       files::write_durably(folder / name, text_of(file));
     };
     if (tokenizer_path_) copy(*tokenizer_path_, "tokenizer.json");
-    if (!config_.model.from) return;
-    const Path from(*config_.model.from), own = tokenizer_file(from.string());
-    const bool is_own = tokenizer_path_ ? *tokenizer_path_ == own : !std::filesystem::exists(own);
-    if (!is_own || std::filesystem::equivalent(from, folder)) return;
-    // What others read beside the weights and tokens. We do not change it.
-    for (const char* name : {"tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
-                             "generation_config.json"})
-      if (const Path file = from / name; std::filesystem::exists(file)) copy(file, name);
+    if (keeps_companions(folder))
+      for (const char* name : {"tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
+                               "generation_config.json"})
+        if (const Path file = Path(*config_.model.from) / name; std::filesystem::exists(file))
+          copy(file, name);
+    if (config_.data.chat_template) copy(*config_.data.chat_template, "chat_template.jinja");
   }
 
  private:
+  /// Whether what others read beside the weights and tokens of model.from goes with the model: not to another
+  /// tokenizer.
+  bool keeps_companions(const Path& folder) const {
+    if (!config_.model.from) return false;
+    const Path from(*config_.model.from), own = tokenizer_file(from.string());
+    const bool is_own = tokenizer_path_ ? *tokenizer_path_ == own : !std::filesystem::exists(own);
+    return is_own && !std::filesystem::equivalent(from, folder);
+  }
+
   TokenBatch on_device(const TokenBatch& batch) const {
     const at::Device device = model_->parameters().front().device();
-    return {.inputs = sent_to(device, batch.inputs), .targets = sent_to(device, batch.targets)};
+    return {.inputs = sent_to(device, batch.inputs),
+            .targets = sent_to(device, batch.targets),
+            .documents = batch.documents.defined() ? sent_to(device, batch.documents) : at::Tensor()};
   }
 
   TokenBatchOptions batch_options(bool shuffle) const {
@@ -209,6 +262,7 @@ class TextTask final : public Task {
   std::optional<Path> tokenizer_path_;
   Tokenizer tokenizer_;
   std::shared_ptr<CausalLM> model_;
+  std::optional<ChatTemplate> chat_;
   TokenSources sources_;
   std::optional<TokenBatches> batches_, held_out_;
   StateDict held_out_beginning_;  ///< every evaluation starts here

@@ -1,101 +1,107 @@
 #include "train/token_sources.h"
 
 #include <halfstep/error.h>
+#include <halfstep/text_files.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
+#include <cmath>
+#include <deque>
 #include <fstream>
-#include <optional>
 #include <span>
 
 #include "io/durable_file.h"
 #include "io/input_file.h"
 #include "io/sha256.h"
+#include "train/examples.h"
+#include "words/numbers.h"
 
 namespace halfstep::train {
 namespace {
 
 using Path = std::filesystem::path;
 
-// Read, encoded and written at a time: memory does not grow with the files.
-constexpr uint64_t kPartBytes = uint64_t{1} << 20;
-
-/// A text file, or a part of one.
+/// A text, or a part of one.
 struct Document {
-  Path path;
-  uint64_t begin = 0, end = 0;  ///< bytes
-  uint64_t size() const { return end - begin; }
+  const TextFile* file;
+  TextPart part;
+  uint64_t size() const { return part.size(); }
+  bool is_record() const { return part.line > 0; }
 };
-
-bool is_hidden(const Path& path) { return path.filename().string().starts_with('.'); }
-
-std::vector<Path> files_below(const Path& folder) {
-  std::vector<Path> files;
-  auto entry = std::filesystem::recursive_directory_iterator(folder);
-  for (const auto end = std::filesystem::end(entry); entry != end; ++entry) {
-    if (is_hidden(entry->path())) {
-      entry.disable_recursion_pending();
-    } else if (entry->is_regular_file()) {
-      files.push_back(entry->path());
-    }
-  }
-  std::sort(files.begin(), files.end());
-  return files;
-}
-
-/// Its bytes would be trained all the same, and nobody would be told.
-void check_is_text(const Path& path, std::string_view key) {
-  std::string beginning(size_t{64} << 10, '\0');
-  std::ifstream file(path, std::ios::binary);
-  file.read(beginning.data(), static_cast<std::streamsize>(beginning.size()));
-  beginning.resize(static_cast<size_t>(file.gcount()));
-  HALFSTEP_CHECK(!beginning.starts_with("\x1f\x8b"), key, ": ", path.string(),
-                 " is compressed. Unpack it: gunzip.");
-  const size_t zero = beginning.find('\0');
-  HALFSTEP_CHECK(zero == beginning.npos, key, ": ", path.string(), " is not text: its byte ", zero,
-                 " is 0. Name text files, or a folder that has nothing else. A token file ends in .tokens or "
-                 ".bin.");
-  HALFSTEP_CHECK(
-      path.extension() != ".jsonl", key, ": ", path.string(),
-      " is JSON Lines, and would be trained with its names and quotes. Take the text out of it: jq -r "
-      ".text.");
-}
 
 struct Given {
   std::vector<Path> token_files;
+  std::deque<TextFile> files;  // where they are they stay
   std::vector<Document> documents;
 };
 
-Given sort_out(const std::vector<std::string>& names, std::string_view key) {
+bool is_example(RecordKind kind) { return kind != RecordKind::Text; }
+
+/// Whether the documents are examples. All of a run are of one sort: what is given is marked in one and not
+/// in the other.
+bool are_examples(const Given& given) {
+  const TextFile* of_text = nullptr;
+  const TextFile* of_examples = nullptr;
+  for (const TextFile& file : given.files)
+    if (!file.parts.empty())
+      (file.record_kind && is_example(*file.record_kind) ? of_examples : of_text) = &file;
+  HALFSTEP_CHECK(!of_text || !of_examples, of_examples->name, " holds examples and ", of_text->name,
+                 " text. Train on one after the other.");
+  return of_examples != nullptr;
+}
+
+Given sort_out(const RunConfig::Data& data, const std::vector<std::string>& names, std::string_view key,
+               const Path& unpack_to) {
   Given given;
   for (const Path name : names) {
     const bool folder = std::filesystem::is_directory(name);
-    for (const Path& path : folder ? files_below(name) : std::vector<Path>{name}) {
+    for (const Path& path : files_in(name)) {
       if (is_token_file(path)) {
         HALFSTEP_CHECK(!folder, key, ": ", path.string(),
                        " is a token file inside a folder of text. Name token files themselves.");
         given.token_files.push_back(path);
-      } else if (const uint64_t bytes = std::filesystem::file_size(path); bytes > 0) {
-        check_is_text(path, key);
-        given.documents.push_back({path, 0, bytes});
+        continue;
       }
+      Path unpacked = unpack_to;
+      unpacked += detail::concat("-", given.files.size());
+      try {
+        given.files.push_back(look_at_text(path, {.text_field = data.text_field, .unpack_to = unpacked}));
+      } catch (const FileError&) {
+        throw;
+      } catch (const Error& error) {
+        throw Error(detail::concat(key, ": ", error.what()));
+      }
+      for (const TextPart& part : given.files.back().parts)
+        given.documents.push_back({&given.files.back(), part});
     }
   }
   return given;
 }
 
+/// The end of the largest text, or the last record.
+std::vector<Document> hold_out_an_end(std::vector<Document>& documents, double fraction) {
+  uint64_t all_bytes = 0;
+  Document* largest = nullptr;
+  for (Document& document : documents) {
+    all_bytes += document.size();
+    if (!document.is_record() && (!largest || document.size() > largest->size())) largest = &document;
+  }
+  if (largest) {
+    const auto wanted = static_cast<uint64_t>(static_cast<double>(all_bytes) * fraction);
+    if (wanted == 0) return {};
+    Document held = *largest;
+    // It has more: it was not small enough to be held out itself.
+    held.part.begin = largest->part.end -= wanted;
+    return {held};
+  }
+  if (documents.size() < 2) return {};
+  const Document last = documents.back();
+  documents.pop_back();
+  return {last};
+}
+
 /// Moves the share of `documents` that is held out into a list of its own.
 std::vector<Document> hold_out(std::vector<Document>& documents, double fraction) {
-  std::vector<Document> held;
-  if (documents.size() == 1) {
-    Document& whole = documents.front();
-    const auto cut = whole.end - static_cast<uint64_t>(static_cast<double>(whole.size()) * fraction);
-    held.push_back({whole.path, cut, whole.end});
-    whole.end = cut;
-    return held;
-  }
-  std::vector<Document> kept;
+  std::vector<Document> held, kept;
   uint64_t seen_bytes = 0, held_bytes = 0;
   for (const Document& document : documents) {
     seen_bytes += document.size();
@@ -104,23 +110,19 @@ std::vector<Document> hold_out(std::vector<Document>& documents, double fraction
     if (hold) held_bytes += document.size();
     (hold ? held : kept).push_back(document);
   }
+  if (held.empty()) return hold_out_an_end(documents, fraction);
   documents = std::move(kept);
   return held;
 }
 
-void read_part(std::ifstream& file, const Document& document, uint64_t at, std::string& into) {
-  if (!file.read(into.data(), static_cast<std::streamsize>(into.size())))
-    throw FileError(detail::concat(document.path.string(), ": cannot be read at byte ", at, ": ",
-                                   std::strerror(errno), "."),
-                    errno);
-}
-
+/// A record is whole or not there.
 void cut_to(std::vector<Document>& documents, uint64_t bytes) {
   std::vector<Document> kept;
   for (Document document : documents) {
     if (bytes == 0) break;
-    document.end = document.begin + std::min(document.size(), bytes);
-    bytes -= document.size();
+    const uint64_t taken = std::min(document.size(), bytes);
+    if (!document.is_record()) document.part.end = document.part.begin + taken;
+    bytes -= taken;
     kept.push_back(document);
   }
   documents = std::move(kept);
@@ -131,77 +133,148 @@ std::string file_hash(const Path& path) {
   return files::sha256_of(file.bytes());
 }
 
-void encode(const Document& document, const Tokenizer& tokenizer, TokenFileWriter& out) {
-  std::ifstream file(document.path, std::ios::binary);
-  file.seekg(static_cast<std::streamoff>(document.begin));
+/// With the name of the file before what the tokenizer or the template says of it.
+template <typename Function>
+auto about(const Document& document, Function function) {
+  try {
+    return function();
+  } catch (const FileError&) {
+    throw;
+  } catch (const Error& error) {
+    const std::string line = document.is_record() ? detail::concat(", line ", document.part.line) : "";
+    throw Error(detail::concat(document.file->name, line, ": ", error.what()));
+  }
+}
+
+void encode(const Document& document, const Tokenizer& tokenizer,
+            const std::optional<std::string>& text_field, TokenFileWriter& out) {
   TokenStream stream(tokenizer);
-  std::string part;
   std::vector<int32_t> ids;
-  for (uint64_t at = document.begin; at < document.end; at += part.size()) {
-    part.resize(std::min(kPartBytes, document.end - at));
-    read_part(file, document, at, part);
-    try {
-      stream.feed(part, ids);
-    } catch (const FileError&) {
-      throw;
-    } catch (const Error& error) {
-      throw Error(detail::concat(document.path.string(), ": ", error.what()));
-    }
+  const auto feed = [&](std::string_view text) {
+    about(document, [&] { stream.feed(text, ids); });
     out.append(ids);
     ids.clear();
+  };
+  if (document.is_record()) {
+    feed(read_record(*document.file, document.part, text_field).text);
+  } else {
+    read_text(*document.file, document.part, feed);
   }
   stream.finish(ids);
   out.append(ids);
 }
 
 /// Of the text of all documents and of what makes ids of it. Hashing is many times as fast as encoding.
-std::string source_hash(const std::vector<Document>& documents, const std::string& tokenizer_text) {
+std::string source_hash(const std::vector<Document>& documents, const std::string& made_by) {
   files::Sha256 hash;
   const auto take = [&](std::string_view text) { hash.update(std::as_bytes(std::span(text))); };
-  take(detail::concat("halfstep tokens 1\n", tokenizer_text.size(), "\n", tokenizer_text));
-  std::string part;
+  take(made_by);
   for (const Document& document : documents) {
     take(detail::concat("\n", document.size(), "\n"));
-    std::ifstream file(document.path, std::ios::binary);
-    file.seekg(static_cast<std::streamoff>(document.begin));
-    for (uint64_t at = document.begin; at < document.end; at += part.size()) {
-      part.resize(std::min(kPartBytes, document.end - at));
-      read_part(file, document, at, part);
-      take(part);
-    }
+    read_text(*document.file, document.part, take);
   }
   return hash.finish();
 }
 
-/// The token file that was made of the same text before, if it is there and whole.
-bool is_made_already(const Path& path, const Path& stamp, const std::string& source) {
+/// What was told of the token file when it was made of the same text before, if it is there and whole.
+std::optional<std::string> told_of_same(const Path& path, const Path& stamp, const std::string& source) {
   std::ifstream file(stamp);
-  std::string from, made;
-  if (!(file >> from >> made) || from != source) return false;
+  std::string from, made, told;
+  if (!(file >> from >> made) || from != source) return std::nullopt;
+  std::getline(file >> std::ws, told);
   std::error_code unknown;
-  if (!std::filesystem::is_regular_file(path, unknown)) return false;
-  return file_hash(path) == made;
+  if (!std::filesystem::is_regular_file(path, unknown) || file_hash(path) != made) return std::nullopt;
+  return told;
 }
 
-Path write_tokens(const std::vector<Document>& documents, const Tokenizer& tokenizer,
-                  const std::string& tokenizer_text, const Path& path) {
-  files::make_folders(path.parent_path());
-  Path stamp = path;
-  stamp += ".source";
-  const std::string source = source_hash(documents, tokenizer_text);
-  if (is_made_already(path, stamp, source)) return path;
-  const int64_t vocabulary = tokenizer.vocabulary_size();
-  TokenFileWriter out(path, vocabulary <= int64_t{1} << 16 ? TokenFormat::Raw16 : TokenFormat::Raw32,
-                      vocabulary);
-  const std::optional<int32_t> end_of_text = tokenizer.id_of("<|endoftext|>");
-  for (const Document& document : documents) {
-    encode(document, tokenizer, out);
-    if (end_of_text) out.append({&*end_of_text, 1});
+struct Maker {
+  const RunConfig::Data& data;
+  const Tokenizer& tokenizer;
+  const TokenOptions& options;
+
+  std::optional<int32_t> end_of_text() const { return tokenizer.id_of("<|endoftext|>"); }
+
+  /// All that decides about the ids beside the documents.
+  std::string description(bool examples) const {
+    std::string text =
+        detail::concat("halfstep tokens 1\n", options.tokenizer_text.size(), "\n", options.tokenizer_text);
+    if (data.text_field) text += detail::concat("\nfield ", *data.text_field);
+    if (examples)
+      text += detail::concat("\nexamples 1\n", data.sequence_length, "\n", options.end.value_or(-1), "\n",
+                             options.chat_text.size(), "\n", options.chat_text);
+    return text;
   }
-  out.commit();
-  files::write_durably(stamp, source + "\n" + file_hash(path) + "\n");
-  return path;
-}
+
+  void write_texts(const std::vector<Document>& documents, const Path& path) const {
+    const int64_t vocabulary = tokenizer.vocabulary_size();
+    TokenFileWriter out(path, vocabulary <= int64_t{1} << 16 ? TokenFormat::Raw16 : TokenFormat::Raw32,
+                        vocabulary);
+    const std::optional<int32_t> end = end_of_text();
+    for (const Document& document : documents) {
+      encode(document, tokenizer, data.text_field, out);
+      if (end) out.append({&*end, 1});
+    }
+    out.commit();
+  }
+
+  std::string write_examples(const std::vector<Document>& documents, const Path& path) const {
+    const ExampleReader reader{
+        .tokenizer = tokenizer, .chat = options.chat, .end = options.end ? options.end : end_of_text()};
+    TokenFileWriter out(path, TokenFormat::Marked32, tokenizer.vocabulary_size());
+    ExamplePacker packer(out, data.sequence_length, reader.end.value_or(0));
+    for (const Document& document : documents)
+      packer.add(about(document, [&] {
+        return reader.read(read_record(*document.file, document.part, data.text_field));
+      }));
+    HALFSTEP_CHECK(packer.examples() > 0, documents.front().file->name, ": of none of ", documents.size(),
+                   " examples anything is left to learn in ", data.sequence_length,
+                   " tokens: their prompts are longer. Raise data.sequence_length.");
+    packer.finish();
+    out.commit();
+    const double filled = static_cast<double>(packer.fillers()) /
+                          static_cast<double>(packer.sequences() * data.sequence_length);
+    std::string told =
+        detail::concat(counted(packer.examples(), "example"), " in ", counted(packer.sequences(), "sequence"),
+                       ", ", std::lround(100 * filled), "% filler");
+    if (packer.cut() > 0) told += detail::concat(", ", with_commas(packer.cut()), " cut");
+    if (packer.left_out() > 0)
+      told += detail::concat(", ", with_commas(packer.left_out()), " left out: too long a prompt");
+    return told;
+  }
+
+  /// What is to be told of it.
+  std::string write(const std::vector<Document>& documents, bool examples, const Path& path) const {
+    files::make_folders(path.parent_path());
+    Path stamp = path;
+    stamp += ".source";
+    const std::string source = source_hash(documents, description(examples));
+    if (const auto told = told_of_same(path, stamp, source)) return *told;
+    std::string told;
+    if (examples) {
+      told = write_examples(documents, path);
+    } else {
+      write_texts(documents, path);
+    }
+    files::write_durably(stamp, source + "\n" + file_hash(path) + "\n" + told + "\n");
+    return told;
+  }
+};
+
+/// Unpacked texts are no longer needed when their tokens are written.
+class Unpacked {
+ public:
+  explicit Unpacked(Path folder) : folder_(std::move(folder)) {}
+  ~Unpacked() {
+    std::error_code left;
+    std::filesystem::remove_all(folder_, left);
+  }
+  Unpacked(const Unpacked&) = delete;
+  Unpacked& operator=(const Unpacked&) = delete;
+  Path of(const char* which) const { return folder_ / which; }
+
+ private:
+  Path folder_;
+};
 
 }  // namespace
 
@@ -209,26 +282,34 @@ bool is_token_file(const Path& path) { return path.extension() == ".bin" || path
 
 TokenSources prepare_tokens(const RunConfig::Data& data, const Tokenizer& tokenizer, const Path& folder,
                             const TokenOptions& options) {
-  Given train = sort_out(data.train, "data.train"), validation = sort_out(data.validation, "data.validation");
+  const Unpacked unpacked(folder / "unpacked");
+  Given train = sort_out(data, data.train, "data.train", unpacked.of("train"));
+  Given validation = sort_out(data, data.validation, "data.validation", unpacked.of("validation"));
+  const bool examples = are_examples(train), held_out_examples = are_examples(validation);
   if (data.validation_fraction) {
     HALFSTEP_CHECK(
         train.token_files.empty(), "data.validation_fraction: ", train.token_files.front().string(),
         " is a token file, of which no part can be held out. Name another file in data.validation.");
     validation.documents = hold_out(train.documents, *data.validation_fraction);
     HALFSTEP_CHECK(!validation.documents.empty(), "data.validation_fraction: ", *data.validation_fraction,
-                   " of ", train.documents.size(),
-                   " documents is less than any of them. Raise it, or name files in data.validation.");
+                   " of ", train.documents.size(), train.documents.size() == 1 ? " document" : " documents",
+                   " is nothing. Raise it, or name files in data.validation.");
   }
   if (options.most_text_bytes > 0)
     for (auto* documents : {&train.documents, &validation.documents})
       cut_to(*documents, static_cast<uint64_t>(options.most_text_bytes));
   TokenSources sources{.train = train.token_files, .validation = validation.token_files};
-  if (!train.documents.empty())
-    sources.train.push_back(
-        write_tokens(train.documents, tokenizer, options.tokenizer_text, folder / "train.tokens"));
-  if (!validation.documents.empty())
-    sources.validation.push_back(
-        write_tokens(validation.documents, tokenizer, options.tokenizer_text, folder / "validation.tokens"));
+  const Maker maker{data, tokenizer, options};
+  if (!train.documents.empty()) {
+    const Path path = folder / "train.tokens";
+    sources.examples = maker.write(train.documents, examples, path);
+    sources.train.push_back(path);
+  }
+  if (!validation.documents.empty()) {
+    const Path path = folder / "validation.tokens";
+    maker.write(validation.documents, data.validation_fraction ? examples : held_out_examples, path);
+    sources.validation.push_back(path);
+  }
   HALFSTEP_CHECK(!sources.train.empty(), "data.train: holds no text and no tokens.");
   return sources;
 }

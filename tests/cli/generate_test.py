@@ -1,4 +1,5 @@
 """`halfstep generate`, beside transformers on the same prompts."""
+import os
 import pathlib
 import random
 import subprocess
@@ -6,7 +7,7 @@ import tempfile
 import unittest
 
 import torch
-from transformers import (AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config)
+from transformers import (AutoModelForCausalLM, AutoTokenizer, GPT2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config)
 
 from program import PROGRAM, ask, run
 
@@ -106,6 +107,26 @@ class Generate(unittest.TestCase):
             if fastest["cached"] > 5 * fastest["whole"]:
                 return
         self.fail(f"tokens a second: {fastest}")
+
+
+@unittest.skipUnless(os.environ.get("HALFSTEP_SMOLLM2"), "HALFSTEP_SMOLLM2 names no folder that tools/get_smollm2.py made")
+class SmolLM2(unittest.TestCase):
+    """Minutes: by hand, HALFSTEP_SMOLLM2=SmolLM2-135M ctest -R cli_generate_test."""
+
+    def test_greedy_text_is_that_of_transformers_on_50_prompts(self):
+        folder = os.environ["HALFSTEP_SMOLLM2"]
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        words = random.Random(6)
+        text = pathlib.Path(__file__).with_name("program.py").read_text() + __doc__
+        for number in range(50):
+            begin = words.randrange(len(text) - 200)
+            prompt = text[begin:begin + words.randint(5, 150)]
+            ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=False).input_ids
+            expected = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=TOKENS)
+            found = ask("generate", folder, "--prompt", prompt, "--temperature", "0", "--tokens", str(TOKENS))
+            self.assertEqual(found["prompt_ids"], ids[0].tolist())
+            self.assertEqual(found["ids"], expected[0, ids.shape[1]:].tolist(), (number, prompt))
 
 
 if __name__ == "__main__":

@@ -58,6 +58,37 @@ TEST_F(TokenBatchesOf, EveryWindowComesOnceAnEpoch) {
   }
 }
 
+// Two sequences of six: a prompt of one and an answer of two, one of two and two, and one that is filled up.
+TEST_F(TokenBatchesOf, MarksMakeTargetsThatDoNotCountAndNumberTheTexts) {
+  constexpr TokenMarks kBegin{.begins_text = true, .is_given = true},
+      kGiven{.begins_text = false, .is_given = true};
+  const auto path = folder_ / "marked.tokens";
+  TokenFileWriter writer(path, TokenFormat::Marked32, 100);
+  const std::vector<int32_t> ids = {10, 11, 12, 20, 21, 22, 30, 31, 32, 33, 0, 0, 0};
+  const std::vector<TokenMarks> marks = {kBegin, {}, {}, kBegin, kGiven, {},    kBegin,
+                                         {},     {}, {}, kBegin, kGiven, kBegin};
+  writer.append(ids, marks);
+  writer.commit();
+  std::vector<TokenFile> files;
+  files.emplace_back(path, TokenFileOptions{.vocabulary_size = 100});
+  TokenBatches batches(std::move(files), {.batch_size = 2, .sequence_length = 6, .shuffle = false});
+  const TokenBatch batch = batches.next();
+  const auto rows = [](const at::Tensor& tensor) {
+    const at::Tensor flat = tensor.flatten();
+    return std::vector<int64_t>(flat.data_ptr<int64_t>(), flat.data_ptr<int64_t>() + flat.numel());
+  };
+  EXPECT_EQ(rows(batch.inputs), std::vector<int64_t>(ids.begin(), ids.end() - 1));
+  EXPECT_EQ(rows(batch.targets),
+            (std::vector<int64_t>{11, 12, -100, -100, 22, -100, 31, 32, 33, -100, -100, -100}));
+  EXPECT_EQ(rows(batch.documents), (std::vector<int64_t>{0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 1, 1}));
+  std::vector<TokenFile> both = files_of({{0, 100}});
+  both.emplace_back(path, TokenFileOptions{.vocabulary_size = 100});
+  EXPECT_NE(error_of([&] {
+              TokenBatches(std::move(both), {.batch_size = 1, .sequence_length = 6});
+            }).find("has marks"),
+            std::string::npos);
+}
+
 TEST_F(TokenBatchesOf, TargetsAreTheTokensAfterTheInputs) {
   TokenBatches batches(files_of({{0, 1001}}), {.batch_size = 5, .sequence_length = 10});
   for (int i = 0; i < 50; ++i) {

@@ -135,11 +135,41 @@ TEST_F(TokenFiles, WithoutVocabularyOrBeyondTheEndAreRefused) {
     EXPECT_NE(error_of([&] { file.read(first, two); }).find("of 3"), std::string::npos) << first;
 }
 
+TEST_F(TokenFiles, MarksStandBesideTheIds) {
+  const auto path = folder_ / "marked.tokens";
+  const std::vector<int32_t> ids = {5, (1 << 30) - 1, 0, 7};
+  const std::vector<TokenMarks> marks = {{.begins_text = true, .is_given = true},
+                                         {.begins_text = false, .is_given = true},
+                                         {.begins_text = true, .is_given = false},
+                                         {}};
+  TokenFileWriter writer(path, TokenFormat::Marked32, int64_t{1} << 30);
+  writer.append(ids, marks);
+  EXPECT_NE(error_of([&] { writer.append(ids, std::span(marks).first(3)); }).find("4 ids and 3 marks"),
+            std::string::npos);
+  writer.commit();
+  const TokenFile file(path, {.vocabulary_size = int64_t{1} << 30});
+  EXPECT_EQ(file.format(), TokenFormat::Marked32);
+  EXPECT_EQ(all_of(file), std::vector<int64_t>(ids.begin(), ids.end()));
+  std::vector<int64_t> found(3);
+  std::vector<TokenMarks> found_marks(3);
+  file.read(1, found, found_marks);
+  EXPECT_EQ(found_marks, std::vector<TokenMarks>(marks.begin() + 1, marks.end()));
+  EXPECT_NE(
+      error_of([&] { TokenFile(path, {.vocabulary_size = 1000}); }).find("token 1 (byte 1028) is 1073741823"),
+      std::string::npos);
+  EXPECT_NE(error_of([&] {
+              TokenFileWriter(path, TokenFormat::Marked32, (int64_t{1} << 30) + 1);
+            }).find("marked32"),
+            std::string::npos);
+  const TokenFile plain(file_of<uint16_t>({1, 2, 3}), {.vocabulary_size = 4});
+  EXPECT_NE(error_of([&] { plain.read(0, found, found_marks); }).find("no marks"), std::string::npos);
+}
+
 TEST_F(TokenFiles, AreWrittenAsTheyAreRead) {
   std::vector<int32_t> ids(10'000);
   std::iota(ids.begin(), ids.end(), 0);
-  for (const auto format :
-       {TokenFormat::Raw16, TokenFormat::Raw32, TokenFormat::Llmc16, TokenFormat::Llmc32}) {
+  for (const auto format : {TokenFormat::Raw16, TokenFormat::Raw32, TokenFormat::Llmc16, TokenFormat::Llmc32,
+                            TokenFormat::Marked32}) {
     const auto path = folder_ / "written.bin";
     TokenFileWriter writer(path, format, 10'000);
     writer.append(std::span(ids).first(3));

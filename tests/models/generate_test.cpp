@@ -1,9 +1,14 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/argmax.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/softmax.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 #include <halfstep/checkpoint.h>
 #include <halfstep/error.h>
@@ -98,6 +103,64 @@ TEST(KeyValueCache, ReadingOnGivesTheLogitsOfReadingAll) {
       at += count;
       EXPECT_EQ(cache.length(), at);
     }
+  }
+}
+
+// In FP64, where the texts by themselves and the same ones in a row differ by the order of sums alone.
+TEST(PackedTexts, HaveTheLogitsLossAndGradientsOfEachByItself) {
+  const CausalLMSizes sizes{
+      .vocabulary = 40, .context = 64, .layers = 2, .width = 32, .heads = 4, .key_value_heads = 2};
+  for (const std::string family : {"gpt2", "llama", "mistral", "qwen2", "qwen3"}) {
+    SCOPED_TRACE(family);
+    CausalLMSizes own = sizes;
+    if (family == "gpt2") own.key_value_heads.reset();
+    auto config = nlohmann::json::parse(config_json_of(family, own));
+    if (family == "mistral") config["sliding_window"] = 5;
+    const auto model = make_causal_lm(config.dump(), 3);
+    model->to(at::kDouble);
+    const std::vector<std::vector<int64_t>> lengths = {{9, 1, 14, 6}, {30}, {2, 28}, {1, 1, 27, 1}};
+    const at::Tensor ids = at::randint(40, {4, 30}, at::kLong), targets = at::randint(40, {4, 30}, at::kLong);
+    targets.masked_fill_(at::randint(3, {4, 30}, at::kLong).eq(0), -100);
+    at::Tensor documents = at::empty_like(ids);
+    const auto gradients = [&](const at::Tensor& loss) {
+      model->zero_grad();
+      loss.backward();
+      std::vector<at::Tensor> all;
+      for (const at::Tensor& parameter : model->parameters()) all.push_back(parameter.grad().clone());
+      return all;
+    };
+    at::Tensor sum = at::zeros({}, at::kDouble);
+    std::vector<at::Tensor> alone;
+    for (int64_t row = 0; row < 4; ++row) {
+      int64_t begin = 0;
+      std::vector<at::Tensor> texts;
+      for (size_t text = 0; text < lengths[static_cast<size_t>(row)].size(); ++text) {
+        const int64_t length = lengths[static_cast<size_t>(row)][text];
+        documents[row].narrow(0, begin, length).fill_(static_cast<int64_t>(text));
+        const at::Tensor logits = model->forward(ids[row].narrow(0, begin, length).unsqueeze(0));
+        texts.push_back(logits[0]);
+        sum = sum + at::cross_entropy_loss(logits[0], targets[row].narrow(0, begin, length), {},
+                                           at::Reduction::Sum);
+        begin += length;
+      }
+      alone.push_back(at::cat(texts));
+    }
+    // Some hundred roundings of 2^-53 in each logit, of numbers below 8; a weight's gradient sums 120 of
+    // them.
+    constexpr double kLogit = 500 * 0x1p-53 * 8, kGradient = 120 * kLogit;
+    const at::Tensor packed = model->forward_packed(ids, documents);
+    EXPECT_LT((packed - at::stack(alone)).abs().max().item<double>(), kLogit);
+    const auto expected = gradients(sum / targets.ne(-100).sum());
+    for (const bool recompute : {false, true}) {
+      model->recompute_blocks = recompute;
+      const auto found = gradients(model->loss(ids, targets, documents));
+      for (size_t i = 0; i < found.size(); ++i)
+        EXPECT_LT((found[i] - expected[i]).abs().max().item<double>(), kGradient) << i;
+    }
+    const auto across = gradients(model->loss(ids, targets));
+    EXPECT_GT((across.back() - expected.back()).abs().max().item<double>(), 1e6 * kGradient)
+        << "texts that see one another are others";
+    EXPECT_THROW(model->forward_packed(ids, documents[0]), Error);
   }
 }
 
