@@ -15,13 +15,14 @@
 
 namespace halfstep {
 
-class QuantSession;  ///< Halfstep's own: the layers of a recipe
+class QuantSession;  // Halfstep's own: the layers of a recipe
 
 /// How this machine computes products of this type: the worst among its GPUs where LibTorch sees any, else
 /// the CPU's. `compute` is FP32, BF16 or FP16; anything else is an Error. The machine is looked at once a
 /// process.
 [[nodiscard]] HALFSTEP_API const PrecisionSupport& precision_support(c10::ScalarType compute);
 
+/// What an AutocastScope does besides casting.
 struct AutocastOptions {
   /// `false` is AutocastScope::disabled(): for a program that decides at run time.
   bool enabled = true;

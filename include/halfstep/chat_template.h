@@ -13,6 +13,7 @@
 
 namespace halfstep {
 
+/// What one side of a conversation says.
 struct ChatMessage {
   std::string role;  ///< "system", "user", "assistant", or what else the template knows
   std::string content;

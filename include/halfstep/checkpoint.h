@@ -44,6 +44,7 @@ struct CheckpointOptions {
   bool keep_best = false;  ///< the one with the lowest score
 };
 
+/// What one save took.
 struct SaveReport {
   int64_t step = 0;
   uint64_t tensor_bytes = 0;
@@ -116,6 +117,7 @@ HALFSTEP_API Checkpoint load_checkpoint(const std::filesystem::path& folder, int
 
 /// What is in a checkpoint, from its manifest alone.
 struct CheckpointSummary {
+  /// One tensor of a part, as the manifest has it.
   struct Tensor {
     std::string name;
     TensorType type{};
@@ -123,6 +125,7 @@ struct CheckpointSummary {
     uint64_t bytes = 0;
     std::string sha256{};
   };
+  /// One of the checkpoint's StateDicts.
   struct Part {
     std::string name;
     std::map<std::string, std::string> values{};  ///< numbers and texts, as text
@@ -137,6 +140,7 @@ struct CheckpointSummary {
   std::optional<double> score{};
   bool pinned = false;
 };
+/// Reads the manifest of one checkpoint. No lock is taken.
 HALFSTEP_API CheckpointSummary summarize_checkpoint(const std::filesystem::path& folder, int64_t step);
 
 /// All that is wrong with a checkpoint, each in a sentence; nothing if every byte is as it was saved.

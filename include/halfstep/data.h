@@ -12,6 +12,7 @@
 
 namespace halfstep {
 
+/// Sequences to train on.
 struct TokenBatch {
   at::Tensor inputs;   ///< int64, [sequences, sequence_length]
   at::Tensor targets;  ///< the token after each; -100 where it is not to be learned
@@ -20,6 +21,7 @@ struct TokenBatch {
   at::Tensor documents{};
 };
 
+/// How TokenBatches cuts its files, and in which order the windows come.
 struct TokenBatchOptions {
   int64_t batch_size = 0;       ///< sequences a batch; must be given
   int64_t sequence_length = 0;  ///< tokens a sequence; must be given
@@ -47,12 +49,14 @@ class HALFSTEP_API TokenBatches {
  public:
   TokenBatches(std::vector<TokenFile> files, const TokenBatchOptions& options);
 
+  /// The next batch. Epochs follow each other without an end.
   TokenBatch next();
 
   int64_t windows() const { return windows_; }         ///< sequences an epoch
   int64_t epoch() const { return taken_ / windows_; }  ///< of the next sequence, from 0
   int64_t sequences_taken() const { return taken_; }
 
+  /// How many sequences were taken, and of which files.
   StateDict state_dict() const;
   /// An Error that lists all that differ if the state is of other files, another seed or sequence length.
   void load_state_dict(const StateDict& saved);
@@ -74,11 +78,13 @@ class HALFSTEP_API TokenBatches {
   std::vector<TokenMarks> window_marks_;
 };
 
+/// Images to train on.
 struct ImageBatch {
   at::Tensor images;  ///< FP32, [images, 1, height, width]
   at::Tensor labels;  ///< int64, [images]
 };
 
+/// How ImageBatches normalizes its images, and in which order they come.
 struct ImageBatchOptions {
   int64_t batch_size = 0;  ///< images a batch; must be given
   double mean = 0.0;       ///< subtracted from each pixel, where black is 0 and white 1
@@ -94,10 +100,12 @@ class HALFSTEP_API ImageBatches {
   /// Bytes [count, height, width] and one label each, as read_idx gives them.
   ImageBatches(at::Tensor images, at::Tensor labels, const ImageBatchOptions& options);
 
+  /// The next batch, as TokenBatches::next.
   ImageBatch next();
 
-  int64_t count() const { return images_.size(0); }
+  int64_t count() const { return images_.size(0); }  ///< images
 
+  /// As those of TokenBatches.
   StateDict state_dict() const;
   void load_state_dict(const StateDict& saved);
 

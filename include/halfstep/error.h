@@ -27,7 +27,7 @@ class HALFSTEP_API Bug : public Error {
 class HALFSTEP_API FileError : public Error {
  public:
   FileError(const std::string& message, int code) : Error(message), code_(code) {}
-  int code() const { return code_; }
+  int code() const { return code_; }  ///< errno
 
  private:
   int code_;

@@ -29,7 +29,7 @@ struct Histogram {
 /// of its range can be read from it. Runs of empty buckets are one.
 [[nodiscard]] HALFSTEP_API Histogram histogram_of(std::span<const float> values);
 
-/// One event file, named events.out.tfevents.<unix time>.<host> as TensorBoard looks for it. TensorBoard
+/// One event file, named `events.out.tfevents.<unix time>.<host>` as TensorBoard looks for it. TensorBoard
 /// reads files in the order of their names, so the time is later than that of every file in the folder,
 /// whatever the clock says. Only ever appended to. Events are kept until 64 KiB have come together, `flush`
 /// is called, or the file goes out of scope; the last cannot report an error, so flush before. What the disk
@@ -49,6 +49,7 @@ class HALFSTEP_API EventFile {
     histogram(tag, histogram_of(values), step);
   }
 
+  /// Writes what was kept; a FileError where the disk refuses it.
   void flush();
   /// Of events that were refused and found no room in memory either.
   int64_t lost_bytes() const;

@@ -10,47 +10,48 @@
 
 namespace halfstep {
 
+/// A number format. `traits` says what each can hold.
 enum class Format : std::uint8_t {
   FP32,
-  TF32,      // FP32's exponent, 10 bits of mantissa, stored in an FP32 word
-  BF16,      // FP32's exponent, 7 bits of mantissa
-  FP16,      // IEEE 754 binary16
-  E4M3,      // OCP FP8: no Inf, one NaN, max 448 (elsewhere "e4m3fn")
-  E5M2,      // OCP FP8: IEEE-like
-  E4M3FNUZ,  // no Inf, no -0; the code of -0 is the NaN
+  TF32,      ///< FP32's exponent, 10 bits of mantissa, stored in an FP32 word
+  BF16,      ///< FP32's exponent, 7 bits of mantissa
+  FP16,      ///< IEEE 754 binary16
+  E4M3,      ///< OCP FP8: no Inf, one NaN, max 448 (elsewhere "e4m3fn")
+  E5M2,      ///< OCP FP8: IEEE-like
+  E4M3FNUZ,  ///< no Inf, no -0; the code of -0 is the NaN
   E5M2FNUZ,
-  E8M0,  // OCP MX block scale: a power of two, neither sign nor zero
-  E2M1,  // OCP FP4: no Inf, no NaN
+  E8M0,  ///< OCP MX block scale: a power of two, neither sign nor zero
+  E2M1,  ///< OCP FP4: no Inf, no NaN
 };
 
 /// Which codes of a format are not finite numbers.
 enum class SpecialCodes : std::uint8_t {
-  Ieee,       // highest exponent: Inf, and NaN above it
-  AllOnes,    // all bits but the sign set: the NaN (E8M0: all bits)
-  MinusZero,  // the code of -0: the NaN
+  Ieee,       ///< highest exponent: Inf, and NaN above it
+  AllOnes,    ///< all bits but the sign set: the NaN (E8M0: all bits)
+  MinusZero,  ///< the code of -0: the NaN
   None,
 };
 
 /// What a format can hold. Values are doubles, in which all of them are exact; codes are right-aligned.
 struct FormatTraits {
   const char* name = "";
-  int bits = 0;  // of a stored code. TF32: 32, the low 13 zero. E2M1: 4, one code to a byte until packed.
+  int bits = 0;  ///< of a stored code. TF32: 32, the low 13 zero. E2M1: 4, one code to a byte until packed.
   int exponent_bits = 0;
-  int mantissa_bits = 0;  // without the hidden one
+  int mantissa_bits = 0;  ///< without the hidden one
   int bias = 0;
   SpecialCodes special = SpecialCodes::None;
   bool has_sign = true;
   bool has_signed_zero = true;
   bool has_inf = false;
   bool has_nan = false;
-  double max = 0;  // largest finite value
+  double max = 0;  ///< largest finite value
   double min_normal = 0;
-  double min_subnormal = 0;  // E8M0 has no subnormals: its smallest value, as min_normal
-  double epsilon = 0;        // from 1 to the next value
+  double min_subnormal = 0;  ///< E8M0 has no subnormals: its smallest value, as min_normal
+  double epsilon = 0;        ///< from 1 to the next value
   std::uint32_t max_code = 0;
-  std::uint32_t inf_code = 0;  // of +Inf, where has_inf
-  std::uint32_t nan_code = 0;  // of the NaN that a cast writes for a positive NaN, where has_nan
-  int nan_code_count = 0;      // how many codes mean NaN, both signs together
+  std::uint32_t inf_code = 0;  ///< of +Inf, where has_inf
+  std::uint32_t nan_code = 0;  ///< of the NaN that a cast writes for a positive NaN, where has_nan
+  int nan_code_count = 0;      ///< how many codes mean NaN, both signs together
 };
 
 namespace detail {
@@ -122,26 +123,28 @@ inline constexpr FormatTraits kTraits[] = {
 
 inline constexpr int kFormatCount = sizeof(detail::kTraits) / sizeof(detail::kTraits[0]);
 
+/// What a format can hold.
 constexpr const FormatTraits& traits(Format format) { return detail::kTraits[static_cast<int>(format)]; }
 
+/// How a cast chooses between the two nearest values.
 enum class Rounding : std::uint8_t {
   NearestEven,
   TowardZero,
-  Stochastic,  // up with the probability of the fraction that is cut off
+  Stochastic,  ///< up with the probability of the fraction that is cut off
 };
 
 /// What a finite value becomes when it rounds to more than the format's max.
 /// Rounding comes first: 464 rounds to 448 in E4M3 and has not overflowed; 465 has.
 /// Toward zero nothing finite overflows (IEEE 754, 7.4): it stops at max under either policy.
 enum class Overflow : std::uint8_t {
-  Saturate,   // max
-  NonFinite,  // Inf; NaN where the format has no Inf; max where it has neither
+  Saturate,   ///< max
+  NonFinite,  ///< Inf; NaN where the format has no Inf; max where it has neither
 };
 
 /// What an infinite input becomes.
 enum class InfInput : std::uint8_t {
-  Saturate,   // max. A later finite-check cannot see it: look before the cast.
-  NonFinite,  // Inf; NaN where the format has no Inf; max where it has neither
+  Saturate,   ///< max. A later finite-check cannot see it: look before the cast.
+  NonFinite,  ///< Inf; NaN where the format has no Inf; max where it has neither
 };
 
 /// How a cast behaves. By default a large value is held at max, and an Inf stays visible.

@@ -36,7 +36,7 @@ struct GradFindings {
 };
 
 class GradMultiplier;
-struct GradsOnDevice;  ///< Halfstep's own: findings that an accelerator has
+struct GradsOnDevice;  // Halfstep's own: findings that an accelerator has
 
 /// What one read-only pass over all gradients found: GradFindings, read on request. Copies share
 /// them.
@@ -51,6 +51,7 @@ class HALFSTEP_API GradSummary {
 
   explicit GradSummary(std::shared_ptr<const GradsOnDevice> grads) : on_device_(std::move(grads)) {}
 
+  /// Fields of GradFindings.
   bool finite() const { return findings().finite; }
   bool any() const { return known().any; }
   double norm() const { return findings().norm; }
@@ -94,7 +95,7 @@ class HALFSTEP_API GradMultiplier {
   /// Without a value: not looked at.
   const std::optional<GradSummary>& grads() const { return grads_; }
   double max_norm() const { return max_norm_; }  ///< infinity: not clipped
-  double factor() const { return factor_; }
+  double factor() const { return factor_; }      ///< that `times` was given
 
  private:
   std::optional<GradSummary> grads_{};
@@ -102,6 +103,7 @@ class HALFSTEP_API GradMultiplier {
   double factor_ = 1.0;
 };
 
+/// Whether an inspection fills GradFindings::params too.
 enum class GradDetail { Total, PerParam };
 
 /// Looks at the gradients of `params`: one read of each, on two threads or more the same bits as on one.

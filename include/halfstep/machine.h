@@ -17,13 +17,16 @@ enum class Support {
   Unavailable,  ///< not at all
 };
 
+/// How one precision is computed on a device.
 struct PrecisionSupport {
   std::string precision;  ///< "FP32", "TF32", "BF16" or "FP16"
   Support support = Support::Unavailable;
   std::string reason;  ///< one line: the instructions that are used, or what is missing
 };
 
+/// The processor, as this process may use it.
 struct CpuReport {
+  /// An instruction set.
   struct Feature {
     std::string name;  ///< as Intel writes it: "AVX512-BF16"
     bool present;      ///< on the CPU, and let through by the operating system
@@ -34,6 +37,7 @@ struct CpuReport {
   std::vector<PrecisionSupport> precisions;
 };
 
+/// The LibTorch of this process.
 struct TorchReport {
   std::string built_version;   ///< of the headers that Halfstep was compiled with
   std::string loaded_version;  ///< of the library that answers now; another minor version is not safe
@@ -45,18 +49,21 @@ struct TorchReport {
   int64_t interop_threads = 0;
 };
 
+/// One GPU.
 struct CudaDevice {
   std::string name;
   int major = 0, minor = 0;  ///< compute capability
   std::vector<PrecisionSupport> precisions;
 };
 
+/// The GPUs that LibTorch sees.
 struct CudaReport {
   bool built = false;      ///< into the LibTorch that is loaded
   bool available = false;  ///< and LibTorch finds a device
   std::vector<CudaDevice> devices;
 };
 
+/// All that `halfstep env` shows.
 struct Machine {
   CpuReport cpu;
   TorchReport torch;

@@ -24,13 +24,13 @@ namespace halfstep {
 
 /// What a block of memory is for.
 enum class MemoryClass : std::uint8_t {
-  Working,     // parameters as the model uses them
-  Master,      // their FP32 originals, or the bits that the working copy lacks
-  Gradient,    // what backward makes, of parameters and of activations on the way; sums of micro-batches
-  Moments,     // the optimizer's state
-  Activation,  // what forward makes, and makes again for backward
-  CastCache,   // casts of parameters inside an AutocastScope
-  Other,       // untagged
+  Working,     ///< parameters as the model uses them
+  Master,      ///< their FP32 originals, or the bits that the working copy lacks
+  Gradient,    ///< what backward makes, of parameters and of activations on the way; sums of micro-batches
+  Moments,     ///< the optimizer's state
+  Activation,  ///< what forward makes, and makes again for backward
+  CastCache,   ///< casts of parameters inside an AutocastScope
+  Other,       ///< untagged
 };
 inline constexpr std::size_t kMemoryClassCount = 7;
 
@@ -63,6 +63,7 @@ struct MemoryAmounts {
   friend bool operator==(const MemoryAmounts&, const MemoryAmounts&) = default;
 };
 
+/// What the allocator has counted, in bytes.
 struct MemoryReport {
   MemoryAmounts live;         ///< now
   MemoryAmounts at_peak;      ///< when the total was highest: a consistent breakdown
@@ -96,6 +97,7 @@ HALFSTEP_API void install_cpu_allocator();
 /// The same with options, which count from now on also when it was installed before.
 HALFSTEP_API void install_cpu_allocator(const MemoryOptions& options);
 
+/// Whether this process has Halfstep's allocator.
 HALFSTEP_API bool cpu_allocator_installed();
 
 /// All zero unless installed.

@@ -36,6 +36,7 @@ enum class Accumulation {
   Bf16Kahan,  ///< in BF16 with a BF16 compensation: the same 4 bytes, of which the optimizer reads 2
 };
 
+/// What a MixedPrecision does beside the precision itself.
 struct MixedPrecisionOptions {
   AutocastOptions autocast{};
   Accumulation accumulation = Accumulation::None;
@@ -61,6 +62,7 @@ struct QuantisedShares {
   double vanished = 0;   ///< not zero, and zero as a code
 };
 
+/// Of one call of MixedPrecision::backward.
 struct BackwardOptions {
   bool retain_graph = false;  ///< for another backward through a part of the same graph
 };
@@ -161,9 +163,11 @@ class HALFSTEP_API MixedPrecision {
   /// without loss scaling.
   void advance(const GradSummary& grads);
 
+  /// All parameters, with what is kept beside them: what an optimizer takes.
   const std::vector<Param>& params() const;
   /// Those of one model, or of one part of it: whose names begin with `prefix` and a dot.
   std::vector<Param> params(std::string_view prefix) const;
+  /// The one that was given.
   const Precision& precision() const;
   /// What the recipe does with each weight of two dimensions; nothing without a recipe.
   const std::vector<LayerPlan>& layers() const;

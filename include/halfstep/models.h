@@ -1,8 +1,8 @@
 // Known models: GPT-2, Llama and its relatives from and to Hugging Face folders, and a ResNet-18.
 //
-//   halfstep::Llama model(halfstep::LlamaConfig{.hidden_size = 768}, /*seed=*/1);   // new weights
-//   const auto qwen = halfstep::load_pretrained("Qwen3-0.6B");                      // any family
-//   model->apply([](torch::nn::Module& module) { ... });
+//     halfstep::Llama model(halfstep::LlamaConfig{.hidden_size = 768}, /*seed=*/1);   // new weights
+//     const auto qwen = halfstep::load_pretrained("Qwen3-0.6B");                      // any family
+//     model->apply([](torch::nn::Module& module) { ... });
 //
 // Ordinary torch::nn::Modules in module holders, with Hugging Face's (torchvision's) parameter names:
 // `apply`, `modules()`, `torch::save` and `torch::load` work. The models know nothing of precision: wrap them
@@ -96,6 +96,7 @@ class HALFSTEP_API CausalLM : public torch::nn::Module {
   /// forward_packed.
   at::Tensor loss(const at::Tensor& ids, const at::Tensor& targets, const at::Tensor& documents = {});
 
+  /// Its sizes.
   virtual CausalLMShape shape() const = 0;
   int64_t vocabulary() const { return shape().vocabulary; }
 
@@ -227,6 +228,7 @@ HALFSTEP_API std::string config_json_of(const std::string& family, const CausalL
 /// A new model of any family from the text of a config.json, with weights drawn from the seed.
 HALFSTEP_API std::shared_ptr<CausalLM> make_causal_lm(const std::string& config_json, uint64_t seed);
 
+/// How load_pretrained makes a model.
 struct LoadOptions {
   /// The parameters' type: FP32 is what mixed precision starts from. BF16 and FP16 files are widened, which
   /// is exact.
@@ -246,6 +248,7 @@ HALFSTEP_API std::shared_ptr<CausalLM> load_pretrained(const std::filesystem::pa
 /// file appears whole or not at all, the weights first. A tokenizer is not written.
 HALFSTEP_API void save_pretrained(const CausalLM& model, const std::filesystem::path& folder);
 
+/// How `generate` writes.
 struct GenerateOptions {
   int64_t tokens = 64;       ///< to write
   double temperature = 0.8;  ///< 0: always the likeliest token
@@ -264,6 +267,7 @@ struct GenerateOptions {
 HALFSTEP_API std::vector<int64_t> generate(CausalLM& model, const std::vector<int64_t>& prompt,
                                            const GenerateOptions& options = {});
 
+/// Sizes of a ResNet-18.
 struct ResNet18Options {
   int64_t classes = 1000;
   int64_t channels = 3;       ///< of the images

@@ -16,6 +16,7 @@
 
 namespace halfstep {
 
+/// The numbers of AdamW. The defaults are torch::optim::AdamW's.
 struct AdamWOptions {
   double lr = 1e-3;
   std::array<double, 2> betas = {0.9, 0.999};
@@ -24,9 +25,11 @@ struct AdamWOptions {
   MomentStorage moments = MomentStorage::Fp32;
   Schedule schedule{};  ///< multiplies lr
 
+  /// Throws an Error that names the first field which makes no sense.
   HALFSTEP_API void check() const;
 };
 
+/// The numbers of SGD.
 struct SgdOptions {
   double lr = 1e-3;
   double momentum = 0.0;
@@ -36,9 +39,11 @@ struct SgdOptions {
   MomentStorage moments = MomentStorage::Fp32;
   Schedule schedule{};  ///< multiplies lr
 
+  /// Throws an Error that names the first field which makes no sense.
   HALFSTEP_API void check() const;
 };
 
+/// Of one call of FusedOptimizer::step.
 struct StepOptions {
   /// Count, parameter by parameter, which updates were too small to move a weight: StepReport::stalls.
   bool stalls = false;
@@ -99,6 +104,7 @@ class FusedOptimizer {
 extern template class HALFSTEP_API FusedOptimizer<AdamWOptions>;
 extern template class HALFSTEP_API FusedOptimizer<SgdOptions>;
 
+/// The optimizers, by the names to use. docs/optimizers.md has their formulas.
 using AdamW = FusedOptimizer<AdamWOptions>;
 using SGD = FusedOptimizer<SgdOptions>;
 

@@ -10,7 +10,7 @@
 
 namespace halfstep {
 
-struct ParamRecord;  ///< Halfstep's own: what was last seen of a working copy's memory
+struct ParamRecord;  // Halfstep's own: what was last seen of a working copy's memory
 
 /// One parameter of a model. A handle: copies share the tensors.
 ///

@@ -82,6 +82,7 @@ struct HALFSTEP_API Precision {
   /// How the parameter of this name is kept.
   WeightStorage storage_of(std::string_view parameter) const;
 
+  /// Weights and products in FP32, or in FP32 with products in TF32; in BF16; in FP16, with a loss scale.
   static Precision fp32();
   static Precision tf32();
   static Precision bf16(WeightStorage weights = WeightStorage::SplitMaster);

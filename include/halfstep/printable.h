@@ -10,7 +10,7 @@ namespace halfstep {
 
 /// What stands in the place of a character that a terminal obeys, and of a byte that is not UTF-8.
 enum class Unprintable {
-  Escaped,   ///< \x1b, \u009b, \u202e, \xff: what it was can be read. For names.
+  Escaped,   ///< `\x1b`, `\u009b`, `\u202e`, `\xff`: what it was can be read. For names.
   Replaced,  ///< U+FFFD, and a space for line ends and tabs. For running text.
 };
 

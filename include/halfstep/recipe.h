@@ -46,6 +46,7 @@ struct ProductRule {
 
 /// Scales from the amax of earlier steps, so that a tensor is read once.
 struct DelayedScaling {
+  /// Which amax of the history makes the scale.
   enum class Take : std::uint8_t { Max, MostRecent };
   std::int64_t history = 1024;  ///< steps
   Take take = Take::Max;

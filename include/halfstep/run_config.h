@@ -22,6 +22,7 @@ namespace halfstep {
 ///
 /// Words ("bf16", "cosine") are text here. Those in a value from resolve_config() are among ConfigKey::words.
 struct RunConfig {
+  /// Which model, and how large a new one is.
   struct Model {
     std::optional<std::string> kind{};  ///< gpt2, llama, mistral, qwen2, qwen3, resnet18, own
     std::optional<std::string> from{};  ///< a Hugging Face folder; the sizes below are for new models
@@ -30,6 +31,7 @@ struct RunConfig {
     bool operator==(const Model&) const = default;
   } model{};
 
+  /// What it learns from.
   struct Data {
     std::vector<std::string> train{};       ///< text, JSON Lines, token files, or folders of text
     std::vector<std::string> validation{};  ///< or a part of `train`:
@@ -51,6 +53,7 @@ struct RunConfig {
     bool operator==(const LossScale&) const = default;
   };
 
+  /// In which precision, and how weights and moments are kept.
   struct Precision {
     std::string compute = "fp32";
     std::vector<std::string> keep_high{};  ///< patterns of weights that do not follow the recipe
@@ -61,6 +64,7 @@ struct RunConfig {
     bool operator==(const Precision&) const = default;
   } precision{};
 
+  /// The optimizer, and how its rate moves.
   struct Optimizer {
     std::string kind = "adamw";
     double lr = 3e-4;
@@ -74,6 +78,7 @@ struct RunConfig {
     bool operator==(const Optimizer&) const = default;
   } optimizer{};
 
+  /// How long it trains, and what happens on the way.
   struct Train {
     int64_t steps = 1000;
     int64_t accumulation = 1;
@@ -93,6 +98,7 @@ struct RunConfig {
     bool operator==(const Train&) const = default;
   } train{};
 
+  /// When the state is saved, and which checkpoints stay.
   struct Checkpoint {
     int64_t every = 0;
     double every_minutes = 10;
@@ -103,6 +109,7 @@ struct RunConfig {
     bool operator==(const Checkpoint&) const = default;
   } checkpoint{};
 
+  /// What is written about each step.
   struct Log {
     int64_t every = 1;
     bool tensorboard = false;
@@ -110,6 +117,7 @@ struct RunConfig {
     bool operator==(const Log&) const = default;
   } log{};
 
+  /// Where it runs, and where it writes.
   struct Run {
     std::optional<std::string> folder{};
     std::string device = "cpu";  ///< "cuda:0", or any other that LibTorch knows
@@ -147,14 +155,17 @@ struct ConfigKey {
 /// All keys, by section.
 HALFSTEP_API std::span<const ConfigKey> config_keys();
 
+/// A configuration that comes with Halfstep.
 struct ConfigPreset {
   std::string_view name;
   std::string_view summary;  ///< one sentence
   std::string_view toml;
 };
 
+/// All presets.
 HALFSTEP_API std::span<const ConfigPreset> config_presets();
 
+/// A configuration file that was read.
 struct ConfigText {
   std::string name;  ///< for messages: "run.toml"
   std::string text;
@@ -176,6 +187,7 @@ HALFSTEP_API ConfigText read_config_file(const std::filesystem::path& path);
 /// (HALFSTEP_OPTIMIZER__LR). Those without two underscores are not for the configuration.
 HALFSTEP_API std::vector<std::pair<std::string, std::string>> config_environment();
 
+/// A configuration, and where each value came from.
 struct ResolvedConfig {
   RunConfig config{};
   std::map<std::string, std::string, std::less<>> origins{};  ///< of the keys that are not defaults

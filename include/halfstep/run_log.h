@@ -32,7 +32,9 @@ struct PhaseSeconds {
   double other = 0.0;
 };
 
+/// Bytes of tensors in one step.
 struct MemoryRecord {
+  /// Those of one MemoryClass.
   struct Class {
     std::string name;  ///< "activation"
     int64_t live_bytes = 0;
@@ -65,6 +67,7 @@ struct StepRecord {
   std::optional<MemoryRecord> memory{};
 };
 
+/// A look at held-out data.
 struct EvaluationRecord {
   int64_t step = 0;      ///< after this one
   double seconds = 0.0;  ///< as in StepRecord
@@ -121,6 +124,7 @@ class HALFSTEP_API RunLog {
   RunLog(RunLog&&) noexcept;
   RunLog& operator=(RunLog&&) noexcept;
 
+  /// Append one record each.
   void step(const StepRecord& record);
   void evaluation(const EvaluationRecord& record);
   void sample(const SampleRecord& record);

@@ -37,6 +37,7 @@ enum class RunOutcome {
 /// "done", "interrupted", "out of time", "diverged", "failed".
 HALFSTEP_API std::string_view to_string(RunOutcome outcome);
 
+/// How and where a run ended.
 struct RunEnd {
   RunOutcome outcome = RunOutcome::Done;
   int64_t step = 0;  ///< the last one
@@ -53,12 +54,14 @@ HALFSTEP_API std::string to_json(const RunEnd& end, double seconds);
 class HALFSTEP_API RunWatcher {
  public:
   virtual ~RunWatcher();
+  /// What happened, when it has happened; `begin` before the first step.
   virtual void begin(const RunPlan& plan) = 0;
   virtual void step(const StepRecord& record) = 0;
   virtual void evaluation(const EvaluationRecord& record) = 0;
   virtual void sample(const SampleRecord& record) = 0;
   /// Something worth a line: a checkpoint was saved, the processor differs from the one before.
   virtual void note(int64_t step, std::string_view text) = 0;
+  /// After the last step, also of a run that failed.
   virtual void end(const RunEnd& end) = 0;
   /// No progress for so long. Called by a thread of its own, while the run's may hang.
   virtual void stuck(std::string_view doing, double seconds) {

@@ -41,6 +41,7 @@ enum class TensorType : uint8_t {
   U64,
 };
 
+/// The format's own name, "F8_E4M3", and the bits of one element.
 HALFSTEP_API std::string_view to_string(TensorType type);
 HALFSTEP_API int bits_of(TensorType type);
 

@@ -75,6 +75,7 @@ class HALFSTEP_API SkipLimitError : public Error {
   const std::string parameter;  ///< whose gradient was not finite in the last of them
 };
 
+/// Whether a GradScaler does anything.
 struct GradScalerOptions {
   bool enabled = true;
 };

@@ -17,6 +17,7 @@ namespace halfstep {
 /// Warm-up rises linearly: step s of w (from 0) has the factor (s + 1) / (w + 1), so the first step is not
 /// wasted and step w is the first with the full rate.
 struct HALFSTEP_API Schedule {
+  /// How the factor moves after warm-up.
   enum class Shape {
     Constant,  ///< 1 after warm-up
     Linear,    ///< falls in a line to final_fraction at total_steps
@@ -24,6 +25,7 @@ struct HALFSTEP_API Schedule {
     Wsd,       ///< warm-up, stable, decay: 1 until total_steps - decay_steps, then a line to final_fraction
   };
 
+  /// How long its parts are.
   struct Spans {
     int64_t warmup_steps = 0;
     int64_t total_steps = 0;      ///< warm-up included; needed by all but Constant
@@ -34,6 +36,7 @@ struct HALFSTEP_API Schedule {
   Shape shape = Shape::Constant;
   Spans spans{};
 
+  /// One of each shape.
   static Schedule constant(int64_t warmup_steps = 0);
   static Schedule linear(Spans spans);
   static Schedule cosine(Spans spans);

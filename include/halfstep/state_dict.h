@@ -19,10 +19,13 @@ namespace halfstep {
 /// that does not fit, all of them at once.
 class HALFSTEP_API StateDict {
  public:
+  /// What a name may stand for.
   using Value = std::variant<int64_t, double, std::string, at::Tensor>;
 
+  /// Adds a value, or replaces the one of that name.
   void set(std::string name, Value value) { values_.insert_or_assign(std::move(name), std::move(value)); }
 
+  /// Whether there is a value of that name.
   bool contains(std::string_view name) const { return values_.find(name) != values_.end(); }
 
   /// The value of that name and kind; an Error that says what is there instead.

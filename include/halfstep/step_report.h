@@ -12,6 +12,7 @@
 
 namespace halfstep {
 
+/// What became of a step.
 enum class StepOutcome {
   Stepped,             ///< the parameters were updated
   SkippedNonFinite,    ///< a gradient held an Inf or a NaN; parameters and optimizer state are as they were
@@ -26,6 +27,7 @@ struct UpdateStall {
   int64_t held = 0;     ///< of these: too small to move the working copy; with a master they add up there
   int64_t lost = 0;     ///< of these: rounded away for good, because no copy of the weight moved
 
+  /// Shares of `updates`; 0 where there were none.
   double held_fraction() const { return updates == 0 ? 0.0 : static_cast<double>(held) / updates; }
   double lost_fraction() const { return updates == 0 ? 0.0 : static_cast<double>(lost) / updates; }
 };
@@ -39,6 +41,7 @@ class HALFSTEP_API StepReport {
   StepReport(GradSummary grads, bool updated, std::optional<std::vector<UpdateStall>> stalls = {})
       : grads_(std::move(grads)), updated_(updated), stalls_(std::move(stalls)) {}
 
+  /// Whether the parameters were updated, and why not.
   StepOutcome outcome() const;
   bool stepped() const { return outcome() == StepOutcome::Stepped; }
   double loss_scale() const { return grads_.loss_scale(); }  ///< the one that these gradients carried

@@ -30,6 +30,7 @@ class HALFSTEP_API Task {
  public:
   virtual ~Task();
 
+  /// What is trained: the same module in every call.
   virtual torch::nn::Module& model() = 0;
 
   /// Moves on to the next batch. Called once for each loss.
@@ -55,6 +56,7 @@ class HALFSTEP_API Task {
   /// Multiplications and additions of forward and backward of one batch, if they can be counted.
   virtual std::optional<double> flops_per_batch() const { return std::nullopt; }
 
+  /// What the model was given, and what it wrote.
   struct Sample {
     std::string prompt, text;
   };

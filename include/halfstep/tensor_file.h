@@ -36,6 +36,7 @@ struct TensorFill {
 /// Copies all of them, shared between LibTorch's threads. Not recorded by autograd.
 HALFSTEP_API void fill_tensors_(const std::vector<TensorFill>& fills);
 
+/// Tensors, and their names in a file.
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 /// All tensors of a file, in the order of their bytes, in memory of their own.

@@ -22,6 +22,7 @@ enum class RecordKind : uint8_t {
   Messages,  ///< "messages": a list of {"role", "content"}, some of them the assistant's
 };
 
+/// A line of a JSON Lines file, read; `kind` says which fields it has.
 struct TextRecord {
   RecordKind kind = RecordKind::Text;
   std::string text{};
@@ -47,6 +48,7 @@ struct TextFile {
   std::vector<TextPart> parts{};            ///< none if it is empty
 };
 
+/// How look_at_text reads a file.
 struct TextFileOptions {
   std::optional<std::string> text_field{};  ///< of JSON Lines: only this one; nothing: what is there
   /// The file that a compressed one is unpacked into; it stays there.

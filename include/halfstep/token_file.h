@@ -39,6 +39,7 @@ enum class TokenCheck : uint8_t {
   OnRead,  ///< for files too large to be read through first
 };
 
+/// What a TokenFile expects of its file.
 struct TokenFileOptions {
   int64_t vocabulary_size = 0;  ///< ids from here on are refused; must be given
   /// Nothing: llm.c's header where there is one, otherwise raw, with 16 bits if the vocabulary fits into
@@ -81,10 +82,12 @@ class HALFSTEP_API TokenFileWriter {
   TokenFileWriter(TokenFileWriter&&) noexcept;
   TokenFileWriter& operator=(TokenFileWriter&&) noexcept;
 
+  /// Adds ids behind those that are there.
   void append(std::span<const int32_t> ids);
   /// In a format with marks, one for each id.
   void append(std::span<const int32_t> ids, std::span<const TokenMarks> marks);
   int64_t size() const;  ///< ids so far
+  /// Puts the file in its place, durably.
   void commit();
 
  private:

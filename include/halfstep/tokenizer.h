@@ -21,6 +21,7 @@ enum class MissingBytes : uint8_t {
   Drop,    ///< left out, as the package `tokenizers` does; `TokenStream` counts them
 };
 
+/// How a Tokenizer treats what its vocabulary lacks.
 struct TokenizerOptions {
   MissingBytes missing_bytes = MissingBytes::Refuse;
 };
@@ -52,6 +53,7 @@ class HALFSTEP_API Tokenizer {
   static Tokenizer from_gpt2(const std::filesystem::path& vocabulary, const std::filesystem::path& merges,
                              const TokenizerOptions& options = {});
 
+  /// The ids of a text.
   std::vector<int32_t> encode(std::string_view text) const;
   /// Appends to `ids`.
   void encode(std::string_view text, std::vector<int32_t>& ids) const;

@@ -13,6 +13,7 @@
 
 namespace halfstep {
 
+/// What a TrainStep does beside one backward and one update.
 struct TrainStepOptions {
   /// Gradients are scaled down to this joint norm; infinity: never.
   double max_grad_norm = std::numeric_limits<double>::infinity();
@@ -82,6 +83,7 @@ class TrainStep {
   /// Mean loss of the last step's batches, where it was computed and not yet read.
   const at::Tensor& loss() const { return loss_; }
 
+  /// The pieces: for saving, and for what a loop does in between.
   MixedPrecision& mixed_precision() { return precision_; }
   const MixedPrecision& mixed_precision() const { return precision_; }
   FusedOptimizer<Options>& optimizer() { return optimizer_; }

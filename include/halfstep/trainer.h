@@ -27,6 +27,7 @@ struct RunEstimate {
   int64_t checkpoint_bytes = 0;     ///< of one
 };
 
+/// Where a Trainer resumes, and how much text it reads.
 struct TrainerOptions {
   /// Goes on from that checkpoint instead of the latest, and removes the later ones.
   std::optional<int64_t> from_step{};
@@ -61,9 +62,11 @@ class HALFSTEP_API Trainer {
   Trainer(Trainer&&) noexcept;
   Trainer& operator=(Trainer&&) noexcept;
 
+  /// What the run is about to do.
   const RunPlan& plan() const;
   /// What the recipe does with each weight of two dimensions; nothing without a recipe.
   const std::vector<LayerPlan>& layers() const;
+  /// That of the configuration; nothing without one.
   std::optional<Recipe> recipe() const;
 
   /// Tries three steps and an evaluation. Moves the weights: for a trainer that is thrown away afterwards.
