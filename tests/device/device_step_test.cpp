@@ -12,6 +12,7 @@
 #include "support/bits.h"
 #include "support/counting_device.h"
 #include "support/error_of.h"
+#include "support/scratch.h"
 #include "support/small_models.h"
 #include "tensor/update_path.h"
 
@@ -586,6 +587,43 @@ TEST(DeviceStep, WhatOnlyTheKernelsDoIsRefusedByName) {
             std::string::npos);
   std::vector<Param> both = {master.here[0], master.there[1]};
   EXPECT_NE(error_of([&] { AdamW{both}; }).find("an optimizer of its own"), std::string::npos);
+}
+
+TEST(DeviceStep, SavedWeightsAreTheCpus) {
+  const ScratchFolder scratch;
+  const std::string file = scratch / "model.pt";
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    const auto model = std::make_shared<ConvNet>(), plain = std::make_shared<ConvNet>();
+    model->to(device_under_test());
+    TrainStep step(Precision::bf16(), *model, AdamWOptions{.lr = 1e-2},
+                   {.precision = {.autocast = kAnyMachine}});
+    const at::Tensor x = torch::randn({4, 1, 8, 8}).to(device_under_test());
+    const at::Tensor target = torch::randint(10, {4}).to(device_under_test());
+    (void)step([&] { return model->loss(x, target); });
+    step.mixed_precision().save_weights(file, *model, type);
+    for (at::Tensor tensor : plain->parameters()) tensor.set_data(tensor.to(type));
+    for (at::Tensor tensor : plain->buffers())
+      if (tensor.is_floating_point()) tensor.set_data(tensor.to(type));
+    torch::load(plain, file);
+    for (const Param& param : step.mixed_precision().params())
+      EXPECT_TRUE(bit_equal(plain->named_parameters()[param.name],
+                            (type == at::kFloat ? full_precision(param) : param.working).cpu()))
+          << param.name;
+    for (const auto& item : model->named_buffers()) {
+      EXPECT_EQ(item.value().device(), device_under_test());
+      EXPECT_TRUE(bit_equal(plain->named_buffers()[item.key()], item.value().is_floating_point()
+                                                                    ? item.value().cpu().to(type)
+                                                                    : item.value().cpu()));
+    }
+    EXPECT_TRUE(step([&] { return model->loss(x, target); }).stepped());
+    torch::serialize::InputArchive archive;
+    archive.load_from(file);
+    torch::serialize::InputArchive conv;
+    archive.read("conv1", conv);
+    at::Tensor weight;
+    conv.read("weight", weight);
+    EXPECT_TRUE(weight.is_cpu());
+  }
 }
 
 }  // namespace
