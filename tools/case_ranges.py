@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes src/text/case_ranges.h: upper, lower and title case as Python's `str` has them, code point by code point.
+"""Writes src/jinja/case_ranges.h: upper, lower and title case as Python's `str` has them, code point by code point.
 
-    .venv/bin/python tools/case_ranges.py > src/text/case_ranges.h
+    .venv/bin/python tools/case_ranges.py > src/jinja/case_ranges.h
 """
 import unicodedata
 
@@ -41,7 +41,7 @@ def table(name: str, change, without_table) -> str:
 
 def main() -> None:
     print(f"// Made by tools/case_ranges.py from Python's str, Unicode {unicodedata.unidata_version}: do not edit.")
-    print("// clang-format off\n#pragma once\n\n#include <cstdint>\n#include <string_view>\n\nnamespace halfstep::text {\n")
+    print("// clang-format off\n#pragma once\n\n#include <cstdint>\n#include <string_view>\n\nnamespace halfstep::python {\n")
     print("/// The code points from `first` to `last`, every `step`th, become themselves plus `shift`.")
     print("struct CaseRange {\n  uint32_t first, last;\n  uint32_t step;\n  int32_t shift;\n};\n")
     print("/// One code point that becomes several.\nstruct CaseText {\n  uint32_t code_point;\n  std::string_view text;\n};\n")
@@ -49,7 +49,7 @@ def main() -> None:
     print(table("Lower", lambda c: "\u03c3" if c == "\u03a3" else c.lower(), lambda c: c))
     print("// Where it is not upper case.")
     print(table("Title", str.title, str.upper))
-    print("// clang-format on\n}  // namespace halfstep::text")
+    print("// clang-format on\n}  // namespace halfstep::python")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@
 
 #include "cli/commands.h"
 #include "cli/open_model.h"
+#include "words/numbers.h"
 
 namespace halfstep::cli {
 namespace {
@@ -131,7 +132,7 @@ Answer go_on(OpenModel& opened, const Request& request, const std::string& text,
 
 void tell_pace(const Answer& answer) {
   std::cout << std::endl;
-  std::cerr << "halfstep: " << answer.ids.size() << " tokens, " << answer.tokens_per_second()
+  std::cerr << "halfstep: " << answer.ids.size() << " tokens, " << digits(answer.tokens_per_second(), 3)
             << " a second\n";
 }
 

@@ -7,12 +7,12 @@
 #include "io/input_file.h"
 #include "io/json.h"
 #include "io/json_place.h"
-#include "text/jinja.h"
+#include "jinja/template.h"
 
 namespace halfstep {
 
 struct ChatTemplate::State {
-  text::jinja::Template parsed;
+  jinja::Template parsed;
   std::map<std::string, std::string> special_tokens;
 };
 
@@ -92,10 +92,10 @@ ChatTemplate ChatTemplate::from_file(const std::filesystem::path& jinja,
 ChatTemplate::ChatTemplate(std::string_view jinja, std::map<std::string, std::string> special_tokens,
                            std::string where)
     : state_(std::make_shared<const State>(
-          State{text::jinja::Template(jinja, std::move(where)), std::move(special_tokens)})) {}
+          State{jinja::Template(jinja, std::move(where)), std::move(special_tokens)})) {}
 
 std::string ChatTemplate::render(std::span<const ChatMessage> messages, bool add_generation_prompt) const {
-  using namespace text::jinja;
+  using namespace jinja;
   HALFSTEP_CHECK(!messages.empty(), state_->parsed.where(), ": a conversation has at least one message.");
   Run run(state_->parsed.where());
   std::vector<Value> list;

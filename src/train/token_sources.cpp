@@ -291,9 +291,13 @@ TokenSources prepare_tokens(const RunConfig::Data& data, const Tokenizer& tokeni
         train.token_files.empty(), "data.validation_fraction: ", train.token_files.front().string(),
         " is a token file, of which no part can be held out. Name another file in data.validation.");
     validation.documents = hold_out(train.documents, *data.validation_fraction);
+    uint64_t bytes = 0;
+    for (const Document& document : train.documents) bytes += document.size();
     HALFSTEP_CHECK(!validation.documents.empty(), "data.validation_fraction: ", *data.validation_fraction,
                    " of ", train.documents.size(), train.documents.size() == 1 ? " document" : " documents",
-                   " is nothing. Raise it, or name files in data.validation.");
+                   " with ", bytes,
+                   " bytes in all is nothing. Give more text in data.train, raise the fraction, or "
+                   "name files in data.validation.");
   }
   if (options.most_text_bytes > 0)
     for (auto* documents : {&train.documents, &validation.documents})

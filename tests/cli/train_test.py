@@ -96,7 +96,7 @@ class Train(unittest.TestCase):
         short.write_text("too short")
         done = self.train("--folder", str(self.folder / "a"), "--set", f"data.train={short}")
         self.assertEqual(done.returncode, 3, done.stderr)
-        self.assertIn("tokens", done.stderr)
+        self.assertIn("0.1 of 1 document with 9 bytes in all is nothing. Give more text in data.train", done.stderr)
 
     def test_damaged_checkpoint_is_3(self):
         self.train("--folder", str(self.folder / "a"), "--set", "train.steps=3")

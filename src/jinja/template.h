@@ -6,15 +6,15 @@
 #include <utility>
 #include <vector>
 
-#include "text/jinja_syntax.h"
+#include "jinja/syntax.h"
 
-namespace halfstep::text::jinja {
+namespace halfstep::jinja {
 
 /// A template as Hugging Face's transformers sets up Jinja2: trim_blocks, lstrip_blocks, break and continue,
 /// `raise_exception`, `strftime_now`, its own `tojson`, the tag `generation`.
 ///
 /// What is not supported is refused by name when it is parsed. Rendering an untrusted template ends: steps,
-/// nesting and the sizes of texts are bounded (jinja_run.h).
+/// nesting and the sizes of texts are bounded (run.h).
 class Template {
  public:
   /// `where` begins the messages of errors.
@@ -31,4 +31,4 @@ class Template {
   Block block_;
 };
 
-}  // namespace halfstep::text::jinja
+}  // namespace halfstep::jinja

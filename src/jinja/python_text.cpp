@@ -1,4 +1,4 @@
-#include "text/python_text.h"
+#include "jinja/python_text.h"
 
 #include <string.h>
 
@@ -8,10 +8,10 @@
 #include <cmath>
 #include <cstdio>
 
-#include "text/case_ranges.h"
+#include "jinja/case_ranges.h"
 #include "words/utf8.h"
 
-namespace halfstep::text::python {
+namespace halfstep::python {
 namespace {
 
 struct Range {
@@ -365,4 +365,4 @@ std::string repr(double number) {
   return text;
 }
 
-}  // namespace halfstep::text::python
+}  // namespace halfstep::python

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-namespace halfstep::text::python {
+namespace halfstep::python {
 
 bool is_space(uint32_t code_point);
 
@@ -54,4 +54,4 @@ std::optional<std::string> title(std::string_view text);
 std::string repr(std::string_view text);
 std::string repr(double number);
 
-}  // namespace halfstep::text::python
+}  // namespace halfstep::python

@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-namespace halfstep::text::jinja {
+namespace halfstep::jinja {
 
 // Published templates have up to 20 kB and a dozen levels. A conversation of a thousand messages takes about
 // 50,000 steps.
@@ -29,7 +29,8 @@ template <typename... Parts>
 /// The line that is being evaluated, for errors, and the budget of one rendering: templates are untrusted.
 class Run {
  public:
-  explicit Run(std::string_view where) : where_(where) {}
+  explicit Run(std::string_view where, uint64_t max_steps = kMaxSteps)
+      : where_(where), max_steps_(max_steps) {}
 
   void stands_at(int line) { line_ = line; }
   int line() const { return line_; }
@@ -41,7 +42,7 @@ class Run {
 
   void charge(uint64_t steps) {
     steps_ += steps;
-    if (steps_ > kMaxSteps) fail("the template takes more than ", kMaxSteps, " steps. Does a loop grow?");
+    if (steps_ > max_steps_) fail("the template takes more than ", max_steps_, " steps. Does a loop grow?");
   }
   void check_text(size_t bytes) const {
     if (bytes > kMaxTextBytes) fail("a text of ", bytes, " bytes; up to ", kMaxTextBytes, " are supported.");
@@ -71,9 +72,10 @@ class Run {
 
  private:
   std::string_view where_;
+  uint64_t max_steps_;
   int line_ = 1;
   int levels_ = 0;
   uint64_t steps_ = 0;
 };
 
-}  // namespace halfstep::text::jinja
+}  // namespace halfstep::jinja

@@ -4,11 +4,11 @@
 #include <cstdlib>
 #include <initializer_list>
 
-#include "text/jinja_syntax.h"
-#include "text/jinja_tokens.h"
+#include "jinja/syntax.h"
+#include "jinja/tokens.h"
 #include "words/names.h"
 
-namespace halfstep::text::jinja {
+namespace halfstep::jinja {
 namespace {
 
 using Kind = Expression::Kind;
@@ -750,4 +750,4 @@ Block parse(std::string_view source, std::string_view where) {
   return Parser(tokens_of(source, where), where).run();
 }
 
-}  // namespace halfstep::text::jinja
+}  // namespace halfstep::jinja

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-namespace halfstep::text::jinja {
+namespace halfstep::jinja {
 
 struct Token {
   enum class Kind : uint8_t {
@@ -30,4 +30,4 @@ struct Token {
 /// As Jinja2 3.1 does with trim_blocks and lstrip_blocks. The last token is End.
 std::vector<Token> tokens_of(std::string_view source, std::string_view where);
 
-}  // namespace halfstep::text::jinja
+}  // namespace halfstep::jinja

@@ -1,4 +1,4 @@
-#include "text/jinja.h"
+#include "jinja/template.h"
 
 #include <algorithm>
 #include <deque>
@@ -7,7 +7,7 @@
 
 #include "words/names.h"
 
-namespace halfstep::text::jinja {
+namespace halfstep::jinja {
 namespace {
 
 // A turn of a loop, and what it can look ahead to. The condition of a loop is asked as late as possible: it
@@ -548,4 +548,4 @@ std::string Template::render(Run& run, const Variables& variables) const {
   return Renderer(run, variables).render(block_);
 }
 
-}  // namespace halfstep::text::jinja
+}  // namespace halfstep::jinja

@@ -9,10 +9,10 @@
 #include <utility>
 #include <vector>
 
-#include "text/jinja_builtins.h"
-#include "text/jinja_value.h"
+#include "jinja/builtins.h"
+#include "jinja/value.h"
 
-namespace halfstep::text::jinja {
+namespace halfstep::jinja {
 
 enum class Operator : uint8_t {
   Add,
@@ -121,4 +121,4 @@ struct Statement {
 /// An Error that begins with `where` and the line, for what is no template and for what is not supported.
 Block parse(std::string_view source, std::string_view where);
 
-}  // namespace halfstep::text::jinja
+}  // namespace halfstep::jinja

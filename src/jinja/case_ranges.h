@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string_view>
 
-namespace halfstep::text {
+namespace halfstep::python {
 
 /// The code points from `first` to `last`, every `step`th, become themselves plus `shift`.
 struct CaseRange {
@@ -145,4 +145,4 @@ inline constexpr CaseText kTitleTexts[] = {
 };
 
 // clang-format on
-}  // namespace halfstep::text
+}  // namespace halfstep::python

@@ -1,15 +1,15 @@
-#include "text/jinja_tokens.h"
+#include "jinja/tokens.h"
 
 #include <algorithm>
 #include <array>
 #include <optional>
 
-#include "text/jinja_run.h"
-#include "text/python_text.h"
+#include "jinja/python_text.h"
+#include "jinja/run.h"
 #include "words/names.h"
 #include "words/utf8.h"
 
-namespace halfstep::text::jinja {
+namespace halfstep::jinja {
 namespace {
 
 using Kind = Token::Kind;
@@ -320,4 +320,4 @@ std::vector<Token> tokens_of(std::string_view source, std::string_view where) {
   return Lexer(plain, where).run();
 }
 
-}  // namespace halfstep::text::jinja
+}  // namespace halfstep::jinja

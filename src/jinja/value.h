@@ -11,9 +11,9 @@
 #include <variant>
 #include <vector>
 
-#include "text/jinja_run.h"
+#include "jinja/run.h"
 
-namespace halfstep::text::jinja {
+namespace halfstep::jinja {
 
 struct Sequence;
 struct Dict;
@@ -138,4 +138,4 @@ struct JsonStyle {
 /// Python's json.dumps.
 std::string to_json(Run& run, const Value& value, const JsonStyle& style);
 
-}  // namespace halfstep::text::jinja
+}  // namespace halfstep::jinja

@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "text/jinja_value.h"
+#include "jinja/value.h"
 
-namespace halfstep::text::jinja {
+namespace halfstep::jinja {
 
 struct MacroStatement;
 
@@ -52,4 +52,4 @@ Value get_attribute(Run& run, const Value& value, std::string_view name);
 /// `value[key]`; undefined if there is none.
 Value get_item(Run& run, const Value& value, const Value& key);
 
-}  // namespace halfstep::text::jinja
+}  // namespace halfstep::jinja

@@ -1,4 +1,4 @@
-#include "text/jinja_builtins.h"
+#include "jinja/builtins.h"
 
 #include <halfstep/printable.h>
 #include <time.h>
@@ -14,10 +14,10 @@
 #include <list>
 #include <span>
 
-#include "text/python_text.h"
+#include "jinja/python_text.h"
 #include "words/names.h"
 
-namespace halfstep::text::jinja {
+namespace halfstep::jinja {
 namespace {
 
 using Given = Builtin::Given;
@@ -1073,4 +1073,4 @@ Value get_item(Run& run, const Value& value, const Value& key) {
   return no_item(run, value, key);
 }
 
-}  // namespace halfstep::text::jinja
+}  // namespace halfstep::jinja

@@ -1,16 +1,16 @@
-#include "text/jinja_value.h"
+#include "jinja/value.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <list>
 
-#include "text/jinja_builtins.h"
-#include "text/python_text.h"
+#include "jinja/builtins.h"
+#include "jinja/python_text.h"
 #include "words/names.h"
 #include "words/utf8.h"
 
-namespace halfstep::text::jinja {
+namespace halfstep::jinja {
 namespace {
 
 int depth_of(const Value& value) {
@@ -547,7 +547,10 @@ bool is_hashable(const Value& value) {
 Value add(Run& run, const Value& left, const Value& right) {
   const auto a = as_integer(left), b = as_integer(right);
   int64_t sum = 0;
-  if (a && b) return checked(run, __builtin_add_overflow(*a, *b, &sum), sum);
+  if (a && b) {
+    const bool overflows = __builtin_add_overflow(*a, *b, &sum);
+    return checked(run, overflows, sum);
+  }
   if (is_number(left) && is_number(right)) return as_double(left) + as_double(right);
   if (left.is_text() && right.is_text()) {
     run.charge_text(left.text().size() + right.text().size());
@@ -566,7 +569,10 @@ Value add(Run& run, const Value& left, const Value& right) {
 Value subtract(Run& run, const Value& left, const Value& right) {
   const auto a = as_integer(left), b = as_integer(right);
   int64_t difference = 0;
-  if (a && b) return checked(run, __builtin_sub_overflow(*a, *b, &difference), difference);
+  if (a && b) {
+    const bool overflows = __builtin_sub_overflow(*a, *b, &difference);
+    return checked(run, overflows, difference);
+  }
   if (is_number(left) && is_number(right)) return as_double(left) - as_double(right);
   fail_operands(run, "-", left, right);
 }
@@ -574,7 +580,10 @@ Value subtract(Run& run, const Value& left, const Value& right) {
 Value multiply(Run& run, const Value& left, const Value& right) {
   const auto a = as_integer(left), b = as_integer(right);
   int64_t product = 0;
-  if (a && b) return checked(run, __builtin_mul_overflow(*a, *b, &product), product);
+  if (a && b) {
+    const bool overflows = __builtin_mul_overflow(*a, *b, &product);
+    return checked(run, overflows, product);
+  }
   if (is_number(left) && is_number(right)) return as_double(left) * as_double(right);
   if (can_be_repeated(left) && b) return repeat(run, left, *b);
   if (can_be_repeated(right) && a) return repeat(run, right, *a);
@@ -671,4 +680,4 @@ std::string to_json(Run& run, const Value& value, const JsonStyle& style) {
   return JsonWriter(run, style).write(value);
 }
 
-}  // namespace halfstep::text::jinja
+}  // namespace halfstep::jinja
