@@ -108,7 +108,8 @@ class LowLogitsCrossEntropy : public torch::autograd::Function<LowLogitsCrossEnt
     const double label_smoothing = context->saved_data["label_smoothing"].toDouble();
     at::Tensor row_grad = loss_grads[0].to(at::kFloat) * row_weight;
     if (divisor.defined()) row_grad = row_grad / divisor;
-    row_grad = row_grad.unsqueeze(1);
+    // As in LibTorch 2.13, a row without weight has no gradient even if no row has any: 0 / 0 above.
+    row_grad = at::where(row_weight.ne(0), row_grad, 0).unsqueeze(1);
     return {at::GradMode::is_enabled() ? differentiable_gradient(logits, classes, row_grad, label_smoothing)
                                        : gradient(logits, classes, row_grad, top, sum, label_smoothing),
             {},

@@ -149,6 +149,16 @@ TEST(LowLogitsCrossEntropy, RowsThatDoNotCountGiveNoLossWhateverTheyHold) {
   EXPECT_TRUE(std::isnan(ours(c).loss.item<double>())) << "a mean over nothing, as in stock";
 }
 
+TEST(LowLogitsCrossEntropy, WhereNothingCountsTheGradientIsZeroAsInStock) {
+  for (Case c : cases()) {
+    c.target.fill_(kIgnored);
+    const Result got = ours(c), expected = stock(c);
+    EXPECT_TRUE(at::equal(got.grad, expected.grad)) << c.reduction << " " << c.label_smoothing;
+    EXPECT_TRUE(at::equal(got.grad, at::zeros_like(got.grad)));
+    EXPECT_TRUE(at::equal(got.loss.isnan(), expected.loss.isnan()));
+  }
+}
+
 TEST(LowLogitsCrossEntropy, MaskedAndNonFiniteLogitsActAsInStock) {
   Case c = make_case(20, 50);
   c.target.fill_(5);
