@@ -27,7 +27,9 @@ struct OperandRule {
   /// How many elements share a scale: along the dimension that the product sums over, and across it. 0: all.
   std::int64_t block_along = 0;
   std::int64_t block_across = 0;
-  bool stochastic = false;  ///< round up with the probability of what is cut off
+  /// Round up with the probability of what is cut off. For gradients: not in `forward`, which must compute
+  /// the same again.
+  bool stochastic = false;
   /// Multiply groups of 16 elements along the sum by a random orthogonal matrix first. Both operands of a
   /// product have it or none: it cancels, and outliers are spread over their group.
   bool hadamard = false;

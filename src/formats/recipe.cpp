@@ -93,6 +93,12 @@ void Recipe::check() const {
                    ": one operand has the Hadamard transform and the other has not. It cancels only if both "
                    "have it.");
   };
+  // Gradients are drawn once. What forward computes is computed again: by an evaluation of the same weights,
+  // and by a region that recomputes its activations.
+  HALFSTEP_CHECK(!forward.quantised || !(forward.left.stochastic || forward.right.stochastic), "Recipe ",
+                 name,
+                 ": forward: an operand is rounded stochastically, and the same input would give another "
+                 "output each time. Set stochastic in input_grad and weight_grad alone.");
   check_product("forward", forward);
   check_product("input_grad", input_grad);
   check_product("weight_grad", weight_grad);

@@ -12,6 +12,7 @@
 
 #include "quant/quantised.h"
 #include "support/any_machine.h"
+#include "support/error_of.h"
 
 namespace halfstep::testing {
 namespace {
@@ -693,6 +694,14 @@ TEST(Recipes, AreRefusedWhereTheyDoNotFit) {
   auto whole = Precision::nvfp4();
   whole.recipe->forward.left.block_along = whole.recipe->forward.left.block_across = 0;
   EXPECT_THROW(take_in(whole, *model), Error);
+  for (const bool left : {true, false}) {  // forward is computed again; gradients are drawn once
+    auto drawn = Precision::nvfp4();
+    (left ? drawn.recipe->forward.left : drawn.recipe->forward.right).stochastic = true;
+    EXPECT_NE(error_of([&] { drawn.recipe->check(); }).find("forward: an operand is rounded stochastically"),
+              std::string::npos);
+    drawn.recipe->forward.quantised = false;
+    EXPECT_EQ(error_of([&] { drawn.recipe->check(); }), "no error");
+  }
   {  // Other layers: the message names one and says what to do.
     const auto one = make_mlp(), two = make_mlp();
     auto fewer = Precision::mxfp8();
