@@ -83,8 +83,9 @@ class HALFSTEP_API CausalLM : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& ids) { return logits(ids, {}); }
 
   /// The same where a row holds several texts one behind the other: `documents`, int64 of the shape of `ids`,
-  /// numbers them, and equal numbers stand together. A token sees its own text only, and the positions begin
-  /// anew with each: the logits are those of the texts by themselves. Undefined: one text a row.
+  /// numbers them: a text begins where the number differs from the one before, and numbers may come again. A
+  /// token sees its own text only, and the positions begin anew with each: the logits are those of the texts
+  /// by themselves. Undefined: one text a row.
   at::Tensor forward_packed(const at::Tensor& ids, const at::Tensor& documents);
 
   /// The same of ids that follow those which the cache holds; it takes them in. For writing: call it without

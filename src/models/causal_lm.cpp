@@ -50,6 +50,22 @@ double CausalLM::flops_per_token(int64_t sequence_length) const {
   return 6 * (weights + attention);
 }
 
+namespace {
+
+/// The place where the text of each id begins: the last one so far whose number differs from that before it.
+/// Two texts of the same number that another one separates are two.
+at::Tensor begins_of(const at::Tensor& documents) {
+  const int64_t length = documents.size(1);
+  at::Tensor begins = at::zeros_like(documents);
+  if (length > 1)
+    begins.narrow(1, 1, length - 1)
+        .copy_(documents.narrow(1, 1, length - 1).ne(documents.narrow(1, 0, length - 1)) *
+               at::arange(1, length, documents.options()));
+  return std::get<0>(begins.cummax(1));
+}
+
+}  // namespace
+
 void models::check_ids(const at::Tensor& ids) {
   HALFSTEP_CHECK(ids.dim() == 2 && ids.scalar_type() == at::kLong && ids.size(1) > 0, "CausalLM: ids are ",
                  ids.scalar_type(), " of shape ", ids.sizes(), ", expected Long of [batch, length].");
@@ -65,8 +81,10 @@ std::optional<at::Tensor> models::mask_of(const at::Tensor& ids, const Surroundi
   const at::Tensor distance = place.narrow(0, keys - queries, queries).unsqueeze(1) - place;
   at::Tensor seen = distance.ge(0);
   if (windowed) seen = seen.logical_and(distance.lt(window));
-  if (documents.defined())
-    seen = documents.unsqueeze(2).eq(documents.unsqueeze(1)).logical_and(seen).unsqueeze(1);
+  if (documents.defined()) {
+    const at::Tensor begins = begins_of(documents);
+    seen = begins.unsqueeze(2).eq(begins.unsqueeze(1)).logical_and(seen).unsqueeze(1);
+  }
   return seen;
 }
 
@@ -78,14 +96,7 @@ at::Tensor models::positions_of(const at::Tensor& ids, const Surroundings& surro
   const int64_t before = length_before(surroundings), length = ids.size(1);
   const at::Tensor place = at::arange(before, before + length, ids.options());
   const at::Tensor& documents = surroundings.documents;
-  if (!documents.defined()) return place;
-  // The place where the text of each began: the last one so far whose number differs from that before it.
-  at::Tensor begins = at::zeros_like(documents);
-  if (length > 1)
-    begins.narrow(1, 1, length - 1)
-        .copy_(documents.narrow(1, 1, length - 1).ne(documents.narrow(1, 0, length - 1)) *
-               place.narrow(0, 1, length - 1));
-  return place - std::get<0>(begins.cummax(1));
+  return documents.defined() ? place - begins_of(documents) : place;
 }
 
 std::pair<at::Tensor, at::Tensor> KeyValueCache::append(std::size_t layer, const at::Tensor& keys,

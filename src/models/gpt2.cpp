@@ -219,8 +219,12 @@ void Gpt2Impl::reset_parameters(uint64_t seed) {
 
 at::Tensor Gpt2Impl::logits(const at::Tensor& ids, const Surroundings& surroundings) {
   models::check_ids(ids);
-  const int64_t length = models::length_before(surroundings) + ids.size(1);
-  HALFSTEP_CHECK(length <= config_.n_positions, "Gpt2: ", length, " ids in a row; n_positions is ",
+  int64_t longest = models::length_before(surroundings) + ids.size(1);
+  // A long row of short texts fits. To ask for the longest one waits for an accelerator: only where it
+  // counts.
+  if (longest > config_.n_positions && surroundings.documents.defined())
+    longest = models::positions_of(ids, surroundings).max().item<int64_t>() + 1;
+  HALFSTEP_CHECK(longest <= config_.n_positions, "Gpt2: ", longest, " ids in a text; n_positions is ",
                  config_.n_positions, ".");
   const at::Tensor& head = free_head_.defined() ? free_head_ : transformer_->wte->weight;
   return at::linear(transformer_->forward(ids, recompute_blocks, surroundings), head);

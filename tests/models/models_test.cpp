@@ -238,9 +238,21 @@ TEST(Models, NoPositionSeesALaterOne) {
   }
 }
 
+TEST(Models, ALongRowOfShortTextsFitsIntoGpt2) {
+  Gpt2 model(tiny_gpt2(), 1);  // 32 positions
+  const at::Tensor ids = at::randint(61, {1, 40}, at::kLong);
+  at::Tensor documents = at::zeros_like(ids);
+  documents.narrow(1, 25, 15).fill_(1);
+  EXPECT_TRUE(at::allclose(model->forward_packed(ids, documents).narrow(1, 25, 15),
+                           model->forward(ids.narrow(1, 25, 15)), /*rtol=*/1e-4, /*atol=*/1e-5));
+  documents.narrow(1, 0, 33).fill_(0);
+  EXPECT_NE(error_of([&] { (void)model->forward_packed(ids, documents); }).find("33 ids in a text"),
+            std::string::npos);
+}
+
 TEST(Models, IdsThatDoNotFitAreRefusedWithTheirShape) {
   Gpt2 model(tiny_gpt2(), 1);
-  EXPECT_NE(error_of([&] { (void)model->forward(at::zeros({2, 33}, at::kLong)); }).find("33 ids in a row"),
+  EXPECT_NE(error_of([&] { (void)model->forward(at::zeros({2, 33}, at::kLong)); }).find("33 ids in a text"),
             std::string::npos);
   EXPECT_NE(error_of([&] { (void)model->forward(at::zeros({2, 3})); }).find("expected Long"),
             std::string::npos);
