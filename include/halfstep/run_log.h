@@ -138,12 +138,17 @@ class HALFSTEP_API RunLog {
 
   /// Records that were refused and found no room in memory either: 64 MB are kept.
   int64_t lost() const;
+  /// Records that are not in the file: those that are lost, and those that are kept in memory until the disk
+  /// takes them. They go with the process. Of log.jsonl or log.csv, whichever lacks more.
+  int64_t unwritten() const;
 
   /// The last step recorded in the log of a folder; 0 if there is none.
   static int64_t last_step(const std::filesystem::path& folder);
 
   /// `seconds` of the last step that `resume` kept, to count on from; 0 in a new log.
   double seconds_before() const;
+  /// The last step of which `resume` kept a record; 0 if there is none, and in a new log.
+  int64_t recorded_before() const;
 
  private:
   struct State;

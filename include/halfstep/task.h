@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace halfstep {
 
@@ -48,6 +49,10 @@ class HALFSTEP_API Task {
   /// gone back to an earlier checkpoint and leaves the batches between out. By default it loads all of
   /// `later`: right for a task that remembers nothing else.
   virtual void move_data_to(const StateDict& later) { load_state_dict(later); }
+
+  /// What differs from a saved state and does not keep it from being loaded, each in a sentence: noted where
+  /// a run resumes. By default nothing.
+  virtual std::vector<std::string> changes_since(const StateDict& saved) const;
 
   virtual std::string model_text() const;  ///< for the screen; "own model"
   virtual std::string data_text() const;   ///< for the screen; "own data"

@@ -13,6 +13,8 @@ std::string_view remedy(int code) {
     case ENOSPC:
     case EDQUOT:
       return " Free space on that disk, or choose another folder.";
+    case EFBIG:
+      return " Raise the limit of file sizes (`ulimit -f`), or choose another file system.";
     case EROFS:
       return " The file system is mounted read-only; choose another folder.";
     case EACCES:

@@ -29,6 +29,7 @@ namespace {
 struct LogEnd {
   uint64_t bytes = 0;         ///< to be kept
   int64_t latest_step = 0;    ///< of a record that is kept
+  int64_t recorded_step = 0;  ///< of the last record of a step; 0 if there is none
   std::string step_record{};  ///< the last one of a step; empty if there is none
 };
 
@@ -130,7 +131,7 @@ LogEnd end_of_jsonl(const std::filesystem::path& path, int64_t step) {
     rubbish.check_nothing_follows(number);
     end.bytes += line.size() + 1;
     end.latest_step = std::max(end.latest_step, found->step);
-    if (found->of_step) end.step_record = line;
+    if (found->of_step) end.step_record = line, end.recorded_step = found->step;
     return true;
   });
   return end;
@@ -179,6 +180,8 @@ struct PatientFile {
   std::string refused{};  // whole lines
   int64_t lost = 0;       // records for which there was no room in memory either
 
+  int64_t unwritten() const { return lost + std::ranges::count(refused, '\n'); }
+
   void append(std::string_view record) {
     if (refused.empty()) {
       try {
@@ -221,6 +224,7 @@ struct RunLog::State {
   int64_t latest_step = 0;     // of any record
   int64_t latest_written = 0;  // of a step's record
   double seconds_before = 0.0;
+  int64_t recorded_before = 0;
   JsonLine line{};
   std::string row{};
 
@@ -302,6 +306,7 @@ RunLog RunLog::resume(const std::filesystem::path& folder, const RunHeader& head
       .latest_step = anew ? 0 : end.latest_step,
       .latest_written = step,
       .seconds_before = seconds_before,
+      .recorded_before = anew ? 0 : end.recorded_step,
   });
   const auto attempt = [](auto&& body) {
     try {
@@ -364,6 +369,8 @@ void RunLog::sync() {
 
 int64_t RunLog::lost() const { return state_->jsonl.lost; }
 
+int64_t RunLog::unwritten() const { return std::max(state_->jsonl.unwritten(), state_->csv.unwritten()); }
+
 int64_t RunLog::last_step(const std::filesystem::path& folder) {
   std::error_code unknown;
   if (!std::filesystem::exists(folder / kJsonl, unknown)) return 0;
@@ -371,6 +378,8 @@ int64_t RunLog::last_step(const std::filesystem::path& folder) {
 }
 
 double RunLog::seconds_before() const { return state_->seconds_before; }
+
+int64_t RunLog::recorded_before() const { return state_->recorded_before; }
 
 std::string to_json(const StepRecord& record) {
   JsonLine line;

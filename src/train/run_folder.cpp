@@ -13,6 +13,7 @@
 
 #include "checkpoint_format/step_folders.h"
 #include "io/durable_file.h"
+#include "words/numbers.h"
 
 namespace halfstep::train {
 namespace {
@@ -22,6 +23,8 @@ namespace fs = std::filesystem;
 // Histograms where no evaluation says how often the run is looked at.
 constexpr int64_t kHistogramSteps = 100;
 constexpr double kStatusSeconds = 5;
+// What `patiently` writes, as people read it.
+constexpr const char *kLog = "the log", *kEvents = "the event file";
 // After a save that failed: until the next attempt, twice as long each time.
 constexpr double kFirstRetrySeconds = 5, kLongestRetrySeconds = 300;
 // Of a disk that has not been seen to write yet: a slow one.
@@ -29,6 +32,11 @@ constexpr double kGuessedBytesPerSecond = 100e6;
 
 double unix_time() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+template <typename Bytes>
+std::string size_text(Bytes bytes) {
+  return bytes_text(static_cast<double>(bytes));
 }
 
 RunHeader header_of(const ResolvedConfig& resolved, const std::string& unit) {
@@ -60,27 +68,24 @@ std::optional<Checkpoint> checkpoint_to_resume(const CheckpointFolder& checkpoin
   return latest;
 }
 
-/// Keys that only the beginning of a run asks.
-constexpr std::array<std::string_view, 2> kDecidedAtTheStart = {"train.seed", "precision.loss_scale.initial"};
+/// Keys that are for the beginning of a run, and what they change in one that goes on.
+constexpr std::array<std::pair<std::string_view, std::string_view>, 2> kAtTheStart = {
+    {{"train.seed",
+      "; weights, dropout and the optimizer go on as they were, samples and what a recipe draws (stochastic "
+      "rounding, Hadamard signs) follow the new seed"},
+     {"precision.loss_scale.initial",
+      "; it is for the start of a run alone, and changes nothing in one that goes on"}}};
 
 /// What is asked for now and was not when the run's folder was written, each in a sentence.
-std::vector<std::string> changes_since(const fs::path& path, const RunConfig& now) {
-  if (!fs::exists(path)) return {};
-  try {
-    RunConfig before = resolve_config({.file = read_config_file(path)}).config;
-    // Where it lies and whether it may go on: not what it is.
-    before.run.folder = now.run.folder;
-    before.checkpoint.resume = now.checkpoint.resume;
-    std::vector<std::string> changes = config_changes(before, now);
-    for (std::string& change : changes)
-      for (const std::string_view key : kDecidedAtTheStart)
-        if (change.starts_with(std::string(key) + " "))
-          change += "; it is for the start of a run alone, and changes nothing in one that goes on";
-    return changes;
-  } catch (const Error&) {
-    return {detail::concat(path.string(),
-                           " cannot be read by this version: what the configuration changes is not known")};
-  }
+std::vector<std::string> changes_since(RunConfig before, const RunConfig& now) {
+  // Where it lies and whether it may go on: not what it is.
+  before.run.folder = now.run.folder;
+  before.checkpoint.resume = now.checkpoint.resume;
+  std::vector<std::string> changes = config_changes(before, now);
+  for (std::string& change : changes)
+    for (const auto& [key, effect] : kAtTheStart)
+      if (change.starts_with(std::string(key) + " ")) change += effect;
+  return changes;
 }
 
 /// Moves all that a run left but its tokens into a folder of its own, `earlier-1`; returns its name.
@@ -137,7 +142,8 @@ RunFolder::RunFolder(const ResolvedConfig& resolved, const fs::path& folder, std
                                             .keep_best = resolved.config.checkpoint.keep_best}),
       checkpoint_(checkpoint_to_resume(checkpoints_, resolved.config.checkpoint.resume, folder, from_step)),
       histogram_every_(resolved.config.train.evaluate_every > 0 ? resolved.config.train.evaluate_every
-                                                                : kHistogramSteps) {
+                                                                : kHistogramSteps),
+      log_every_(resolved.config.log.every) {
   if (!checkpoint_) return;
   step_ = saved_step_ = checkpoint_->step;
   notes_.push_back(detail::concat("resumed after step ", step_));
@@ -146,7 +152,16 @@ RunFolder::RunFolder(const ResolvedConfig& resolved, const fs::path& folder, std
         "the run was in trouble when this checkpoint was saved; 'halfstep checkpoint ls' shows earlier ones, "
         "and --from-step goes back to one");
   for (const auto& change : fingerprint_changes(*checkpoint_)) notes_.push_back(change);
-  for (const auto& change : changes_since(folder / "config.toml", resolved.config)) notes_.push_back(change);
+  const fs::path written = folder / "config.toml";
+  if (!fs::exists(written)) return;
+  try {
+    const RunConfig before = resolve_config({.file = read_config_file(written)}).config;
+    log_every_ = std::max(log_every_, before.log.every);
+    for (const auto& change : changes_since(before, resolved.config)) notes_.push_back(change);
+  } catch (const Error&) {
+    notes_.push_back(detail::concat(
+        written.string(), " cannot be read by this version: what the configuration changes is not known"));
+  }
 }
 
 void RunFolder::begin(const std::string& unit, uint64_t checkpoint_bytes, RunWatcher& watcher) {
@@ -158,6 +173,7 @@ void RunFolder::begin(const std::string& unit, uint64_t checkpoint_bytes, RunWat
                    " is pinned, and going on from step ", step_,
                    " would remove it. Unpin it, or copy it elsewhere.");
     RunLog::check_resumable(folder_, step_);
+    if (auto removal = removal_text(step_)) notes_.push_back(std::move(*removal));
     checkpoints_.remove_newer_than(step_);
     checkpoint_.reset();  // its tensors take as much memory as the run's
   } else if (const int64_t last = RunLog::last_step(folder_); last > 0) {
@@ -165,11 +181,11 @@ void RunFolder::begin(const std::string& unit, uint64_t checkpoint_bytes, RunWat
                                     " steps without a checkpoint: moved into ", move_aside(folder_)));
   }
   files::write_durably(folder_ / "config.toml", to_toml(resolved_, /*with_origins=*/false));
-  open_logs(unit);
+  if (auto gap = open_logs(unit)) notes_.push_back(std::move(*gap));
   for (const std::string& note : notes_) log_->note(step_, seconds(), note);
 }
 
-void RunFolder::open_logs(const std::string& unit) {
+std::optional<std::string> RunFolder::open_logs(const std::string& unit) {
   const RunHeader header = header_of(resolved_, unit);
   // One or both may have been moved away.
   const bool is_there = step_ > 0 || fs::exists(folder_ / "log.jsonl") || fs::exists(folder_ / "log.csv");
@@ -177,9 +193,13 @@ void RunFolder::open_logs(const std::string& unit) {
   RunLog log = is_there ? RunLog::resume(folder_, header, step_) : RunLog::create(folder_, header);
   log_ = std::move(log);
   seconds_before_ = log_->seconds_before() - clock_.seconds();
-  if (!resolved_.config.log.tensorboard) return;
-  EventFile events(folder_, step_ > 0 ? std::optional(step_) : std::nullopt);
-  events_ = std::move(events);
+  if (resolved_.config.log.tensorboard) {
+    EventFile events(folder_, step_ > 0 ? std::optional(step_) : std::nullopt);
+    events_ = std::move(events);
+  }
+  const int64_t recorded = log_->recorded_before();
+  if (log_every_ == 0 || step_ - recorded < log_every_) return std::nullopt;
+  return detail::concat("the log has no records of steps ", recorded + 1, " to ", step_);
 }
 
 template <typename Body>
@@ -187,19 +207,19 @@ void RunFolder::patiently(int64_t step, const std::string& what, Body body) {
   try {
     body();
   } catch (const FileError& error) {
-    if (refused_since_.emplace(what, step).second)
+    if (refused_.emplace(what, Refusal{.since = step, .why = error.what()}).second)
       watcher_->note(step, detail::concat(what, " cannot be written: ", error.what(),
                                           " It is kept in memory and tried again; the run goes on."));
     return;
   }
-  const auto refused = refused_since_.find(what);
-  if (refused == refused_since_.end()) return;
-  const int64_t since = refused->second;
-  refused_since_.erase(refused);
+  const auto refused = refused_.find(what);
+  if (refused == refused_.end()) return;
+  const int64_t since = refused->second.since;
+  refused_.erase(refused);
   std::string missing;
   if (log_->lost() > 0) missing = detail::concat("; ", log_->lost(), " records of the log are lost");
   if (events_ && events_->lost_bytes() > 0)
-    missing += detail::concat("; ", events_->lost_bytes() / 1000000, " MB of events are lost");
+    missing += detail::concat("; ", size_text(events_->lost_bytes()), " of events are lost");
   note(step, detail::concat(what, " can be written again; what was kept in memory since step ", since,
                             " is written", missing));
 }
@@ -209,9 +229,9 @@ EventFile* RunFolder::histograms_at(int64_t step) {
 }
 
 void RunFolder::write(const StepRecord& record) {
-  patiently(record.step, "the log", [&] { log_->step(record); });
+  patiently(record.step, kLog, [&] { log_->step(record); });
   if (!events_) return;
-  patiently(record.step, "the event file", [&] {
+  patiently(record.step, kEvents, [&] {
     events_->scalar("loss", record.loss, record.step);
     events_->scalar("lr", record.lr, record.step);
     events_->scalar("grad_norm", record.grad_norm, record.step);
@@ -227,9 +247,9 @@ void RunFolder::write(const StepRecord& record) {
 }
 
 void RunFolder::write(const EvaluationRecord& record) {
-  patiently(record.step, "the log", [&] { log_->evaluation(record); });
+  patiently(record.step, kLog, [&] { log_->evaluation(record); });
   if (!events_) return;
-  patiently(record.step, "the event file", [&] {
+  patiently(record.step, kEvents, [&] {
     events_->scalar("evaluation/loss", record.loss, record.step);
     if (record.accuracy) events_->scalar("evaluation/accuracy", *record.accuracy, record.step);
     events_->flush();
@@ -237,20 +257,31 @@ void RunFolder::write(const EvaluationRecord& record) {
 }
 
 void RunFolder::write(const SampleRecord& record) {
-  patiently(record.step, "the log", [&] { log_->sample(record); });
+  patiently(record.step, kLog, [&] { log_->sample(record); });
 }
 
 void RunFolder::note(int64_t step, std::string_view text) {
   watcher_->note(step, text);
-  patiently(step, "the log", [&] { log_->note(step, seconds(), text); });
+  patiently(step, kLog, [&] { log_->note(step, seconds(), text); });
 }
 
 void RunFolder::end(const RunEnd& end) {
-  patiently(end.step, "the log", [&] {
+  patiently(end.step, kLog, [&] {
     log_->end(end.step, seconds(), to_string(end.outcome), end.why);
     log_->sync();
   });
-  if (events_) patiently(end.step, "the event file", [&] { events_->flush(); });
+  if (events_) patiently(end.step, kEvents, [&] { events_->flush(); });
+}
+
+std::optional<std::string> RunFolder::unwritten() const {
+  const int64_t records = log_->unwritten();
+  if (records == 0) return std::nullopt;
+  const auto refused = refused_.find(kLog);
+  return detail::concat(
+      folder_.string(), ": ", counted(records, "record"), " of the log could not be written and are lost",
+      refused == refused_.end()
+          ? "."
+          : detail::concat(", since step ", refused->second.since, ": ", refused->second.why));
 }
 
 double RunFolder::retry_seconds() const {
@@ -295,15 +326,15 @@ void RunFolder::check_room_to_begin(uint64_t checkpoint_bytes) {
   // One more than are kept: an old one goes when the new one is there.
   if (keep_last > 0 && in_turn <= keep_last && room < (keep_last + 1 - in_turn) * checkpoint_bytes)
     notes_.push_back(detail::concat("the disk has room for ", room / checkpoint_bytes, " checkpoints of ",
-                                    checkpoint_bytes / 1000000, " MB, and ", keep_last + 1 - in_turn,
+                                    size_text(checkpoint_bytes), ", and ", keep_last + 1 - in_turn,
                                     " are to come before the oldest goes: lower checkpoint.keep_last, or "
                                     "free some space"));
 }
 
 void RunFolder::check_space(uint64_t room, uint64_t checkpoint_bytes) const {
   if (room < checkpoint_bytes)
-    throw FileError(detail::concat((folder_ / "checkpoints").string(), ": ", room / 1000000,
-                                   " MB are free, and a checkpoint takes ", checkpoint_bytes / 1000000,
+    throw FileError(detail::concat((folder_ / "checkpoints").string(), ": ", size_text(room),
+                                   " are free, and a checkpoint takes ", size_text(checkpoint_bytes),
                                    ". Free some space; 'halfstep checkpoint rm' removes old ones."),
                     ENOSPC);
 }
@@ -315,6 +346,7 @@ std::string RunFolder::last_saved_text() const {
 
 void RunFolder::note_failed_save(int64_t step, const std::string& why) {
   ++failures_;
+  failure_ = why;
   saved_at_ = seconds_here();  // from here on the wait for the next attempt counts
   note(step,
        detail::concat("a checkpoint could not be saved: ", why, " ", last_saved_text(), " It is tried again",
@@ -329,8 +361,8 @@ void RunFolder::save(Checkpoint checkpoint) {
     note(step, detail::concat("waited ", waited,
                               " s for the checkpoint before: they come faster than the disk can write"));
   saved_at_ = seconds_here();
-  patiently(step, "the log", [&] { log_->sync(); });
-  if (events_) patiently(step, "the event file", [&] { events_->flush(); });
+  patiently(step, kLog, [&] { log_->sync(); });
+  if (events_) patiently(step, kEvents, [&] { events_->flush(); });
   try {
     if (const auto room = free_bytes()) check_space(*room, static_cast<uint64_t>(bytes_of(checkpoint)));
     const SaveReport report = checkpoints_.save_async(std::move(checkpoint));
@@ -363,8 +395,8 @@ void RunFolder::finish_saves(int64_t step) {
   longest_save_seconds_ = std::max(longest_save_seconds_.value_or(0), seconds_here() - saving.begun);
   failures_ = 0;
   watcher_->note(step, detail::concat("checkpoint of step ", saving.step,
-                                      " is saved: ", saving.tensor_bytes / 1000000, " MB"));
-  patiently(step, "the log", [&] {
+                                      " is saved: ", size_text(saving.tensor_bytes)));
+  patiently(step, kLog, [&] {
     log_->checkpoint(
         {.step = step, .seconds = seconds(), .saved_step = saving.step, .tensor_bytes = saving.tensor_bytes});
   });
@@ -380,29 +412,57 @@ void RunFolder::save_last(const Checkpoint& checkpoint) {
     if (saved_step_ == checkpoint.step) return;
     if (attempt == kPauses.size())
       throw FileError(detail::concat(folder_.string(), ": the last checkpoint, of step ", checkpoint.step,
-                                     ", could not be saved in ", attempt + 1, " attempts. ",
-                                     last_saved_text(), " Free some space on the disk, then run the same ",
-                                     saved_step_ > 0 ? "command again: it goes on from there."
-                                                     : "command again: it begins anew."),
+                                     ", could not be saved in ", attempt + 1, " attempts: ", failure_, " ",
+                                     last_saved_text(), " Then run the same command again: it ",
+                                     saved_step_ > 0 ? "goes on from there." : "begins anew."),
                       EIO);
     std::this_thread::sleep_for(std::chrono::duration<double>(kPauses[attempt]));
   }
 }
 
-std::optional<int64_t> RunFolder::healthy_step(int64_t most) const {
-  const auto is_healthy = [&](int64_t step) {
-    try {
-      return summarize_checkpoint(folder_ / "checkpoints", step).healthy;
-    } catch (const Error&) {
-      return false;  // damaged: nothing to go back to
+std::vector<CheckpointSummary> RunFolder::whole_checkpoints() const {
+  std::vector<CheckpointSummary> found;
+  for (const int64_t step : checkpoints_.steps()) try {
+      found.push_back(summarize_checkpoint(folder_ / "checkpoints", step));
+    } catch (const Error&) {  // damaged: nothing to go back to
     }
-  };
+  return found;
+}
+
+std::optional<int64_t> RunFolder::healthy_step(int64_t most) const {
   std::optional<int64_t> found;
-  for (const int64_t step : checkpoints_.steps()) {
-    if (found && step > most) break;
-    if (is_healthy(step)) found = step;
+  for (const CheckpointSummary& each : whole_checkpoints()) {
+    if (found && each.step > most) break;
+    if (each.healthy) found = each.step;
   }
   return found;
+}
+
+std::optional<int64_t> RunFolder::best_step() const {
+  if (!resolved_.config.checkpoint.keep_best) return std::nullopt;
+  std::optional<CheckpointSummary> best;
+  for (const CheckpointSummary& each : whole_checkpoints())
+    if (each.score && (!best || *each.score <= *best->score)) best = each;
+  return best && best->healthy ? std::optional(best->step) : std::nullopt;
+}
+
+std::vector<CheckpointSummary> RunFolder::kept_after(int64_t step) const {
+  const int64_t keep_every = resolved_.config.checkpoint.keep_every;
+  const auto best = best_step();
+  std::vector<CheckpointSummary> kept;
+  for (CheckpointSummary& each : whole_checkpoints())
+    if (each.step > step && ((keep_every > 0 && each.step % keep_every == 0) || each.step == best))
+      kept.push_back(std::move(each));
+  return kept;
+}
+
+std::optional<std::string> RunFolder::removal_text(int64_t step) const {
+  std::string steps;
+  for (const CheckpointSummary& each : kept_after(step))
+    steps += detail::concat(steps.empty() ? " " : ", ", each.step);
+  if (steps.empty()) return std::nullopt;
+  return detail::concat("checkpoints that checkpoint.keep_every or keep_best kept are removed, of steps",
+                        steps, ": the run goes back to step ", step);
 }
 
 std::optional<int64_t> RunFolder::pinned_after(int64_t step) const {
@@ -413,9 +473,12 @@ std::optional<int64_t> RunFolder::pinned_after(int64_t step) const {
 
 Checkpoint RunFolder::go_back_to(int64_t step, const std::string& unit) {
   Checkpoint checkpoint = checkpoints_.load(step);
+  const auto removal = removal_text(step);
   checkpoints_.remove_newer_than(step);
   step_ = saved_step_ = step;
-  open_logs(unit);
+  const auto gap = open_logs(unit);
+  for (const auto& text : {removal, gap})
+    if (text) note(step, *text);
   return checkpoint;
 }
 

@@ -57,6 +57,8 @@ class RunFolder {
   void begin(const std::string& unit, uint64_t checkpoint_bytes, RunWatcher& watcher);
 
   const std::vector<std::string>& notes() const { return notes_; }
+  /// Before `begin`.
+  void add_note(std::string text) { notes_.push_back(std::move(text)); }
 
   /// Since the run began, pauses between processes not counted.
   double seconds() const { return seconds_before_ + clock_.seconds(); }
@@ -71,6 +73,9 @@ class RunFolder {
   void write(const SampleRecord& record);
   void note(int64_t step, std::string_view text);
   void end(const RunEnd& end);
+  /// How much of the log the disk has refused until the end, in a sentence. Events are a copy and end
+  /// nothing.
+  std::optional<std::string> unwritten() const;
 
   /// Whether a checkpoint should be made after this step: by steps, by time, or because the last one failed.
   bool save_due(int64_t step) const;
@@ -88,6 +93,10 @@ class RunFolder {
   /// The last healthy checkpoint that is at most of this step, else the oldest healthy one; none if there is
   /// none.
   std::optional<int64_t> healthy_step(int64_t most) const;
+  /// Of the checkpoint with the lowest score, if checkpoint.keep_best keeps it and the run was well then.
+  std::optional<int64_t> best_step() const;
+  /// After a step, those that checkpoint.keep_every or keep_best keep.
+  std::vector<CheckpointSummary> kept_after(int64_t step) const;
   /// The first that going back to a step would remove although somebody has pinned it.
   std::optional<int64_t> pinned_after(int64_t step) const;
   /// Goes back to a checkpoint: what is newer goes, in the log too. When no save is under way.
@@ -100,7 +109,11 @@ class RunFolder {
   /// Runs what may be refused by the disk. A refusal is told once, until it works again.
   template <typename Body>
   void patiently(int64_t step, const std::string& what, Body body);
-  void open_logs(const std::string& unit);
+  /// Returns a sentence if the log lacks records of steps before the present one.
+  [[nodiscard]] std::optional<std::string> open_logs(const std::string& unit);
+  std::vector<CheckpointSummary> whole_checkpoints() const;  ///< without those that are damaged
+  /// Of checkpoints that were kept and go when the run goes back to a step, if there are any.
+  std::optional<std::string> removal_text(int64_t step) const;
   std::optional<uint64_t> free_bytes() const;  ///< for checkpoints, if the system tells
   void check_room_to_begin(uint64_t checkpoint_bytes);
   void check_space(uint64_t room, uint64_t checkpoint_bytes) const;
@@ -120,7 +133,13 @@ class RunFolder {
   double seconds_before_ = 0;
   PhaseClock clock_;
   int64_t histogram_every_;
-  std::map<std::string, int64_t> refused_since_;  ///< step, by what
+  int64_t log_every_;  ///< log.every, of this process or of the one before: the larger
+  /// What the disk refuses at present.
+  struct Refusal {
+    int64_t since = 0;  ///< step
+    std::string why;
+  };
+  std::map<std::string, Refusal> refused_;  ///< by what
 
   struct Saving {
     int64_t step = 0;
@@ -134,6 +153,7 @@ class RunFolder {
   double guessed_save_seconds_ = 0;  ///< until there is one
   bool ending_ = false;              ///< the last save is under way
   int failures_ = 0;                 ///< in a row
+  std::string failure_;              ///< the last
   double status_at_ = -1e9;
   double saved_unix_time_ = 0;
 };

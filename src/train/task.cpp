@@ -6,6 +6,7 @@ namespace halfstep {
 
 Task::~Task() = default;
 
+std::vector<std::string> Task::changes_since(const StateDict&) const { return {}; }
 std::string Task::model_text() const { return "own model"; }
 std::string Task::data_text() const { return "own data"; }
 std::string Task::unit() const { return "samples"; }

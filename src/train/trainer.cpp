@@ -103,7 +103,11 @@ class Trainer::Impl::Run {
     HALFSTEP_CHECK(folder_.step() <= config_.train.steps, trainer.folder.string(), ": ", folder_.step(),
                    " steps are done, and train.steps is ", config_.train.steps,
                    ". Raise it, or go back to an earlier checkpoint: --from-step.");
-    if (folder_.checkpoint()) training_.restore(*folder_.checkpoint());
+    if (folder_.checkpoint()) {
+      training_.restore(*folder_.checkpoint());
+      for (std::string& change : training_.task().changes_since(folder_.checkpoint()->part("task")))
+        folder_.add_note(std::move(change));
+    }
     folder_.begin(trainer.plan.unit, trainer.last(folder_.step()) ? 0 : checkpoint_bytes(), watcher);
     begun_at_ = step_ = told_step_ = trainer.plan.steps_done = folder_.step();
     watcher.begin(trainer.plan);
@@ -154,7 +158,11 @@ class Trainer::Impl::Run {
                                                       training_.evaluations_without_gain(), " evaluations"));
       if (auto end = take_step()) return *end;
     }
-    return ended(RunOutcome::Done, "all steps were taken");
+    const int64_t skipped = training_.skipped_until(step_);
+    return ended(RunOutcome::Done, skipped == 0
+                                       ? "all steps were taken"
+                                       : detail::concat("all steps were taken; ", skipped, " of ", step_,
+                                                        " changed nothing: their gradients were not finite"));
   }
 
   uint64_t checkpoint_bytes() const {
@@ -303,14 +311,15 @@ class Trainer::Impl::Run {
   std::optional<RunEnd> after_divergence(const std::string& why) {
     folder_.finish_saves(step_);
     worth_saving_ = false;
-    // The last whose weights have given a loss that was well: the step after it was taken with them.
-    const int64_t most = training_.trouble_since() - 2;
+    // The last whose weights have given a loss that was well: the step after it was taken with them, or the
+    // held-out loss was the best.
+    const int64_t most = std::max(training_.trouble_since() - 2, folder_.best_step().value_or(0));
     auto target = folder_.healthy_step(most);
     if (target && training_.went_back_to() == target) target = folder_.healthy_step(*target - 1);
     const bool may_go_back =
         config_.train.on_divergence == "rollback" && training_.rollbacks() < config_.train.most_rollbacks;
-    if (!target || !may_go_back || folder_.pinned_after(*target))
-      return ended(RunOutcome::Diverged, why + remedy(target));
+    if (!target || !may_go_back || folder_.pinned_after(*target) || kept_between(*target, most))
+      return ended(RunOutcome::Diverged, why + remedy(target, most));
     try {
       go_back_to(*target, why);
     } catch (const Error& error) {
@@ -321,13 +330,23 @@ class Trainer::Impl::Run {
     return std::nullopt;
   }
 
-  std::string remedy(std::optional<int64_t> target) const {
+  /// The first healthy one that checkpoint.keep_every or keep_best keep and that is from before the trouble.
+  std::optional<int64_t> kept_between(int64_t target, int64_t most) const {
+    for (const CheckpointSummary& each : folder_.kept_after(target))
+      if (each.healthy && each.step <= most) return each.step;
+    return std::nullopt;
+  }
+
+  std::string remedy(std::optional<int64_t> target, int64_t most) const {
     if (!target) return "";
-    const auto pinned = folder_.pinned_after(*target);
+    const auto pinned = folder_.pinned_after(*target), kept = kept_between(*target, most);
     return detail::concat(" The checkpoint of step ", *target, " is from before: --from-step ", *target,
                           " goes on from it.",
                           pinned ? detail::concat(" That would remove the checkpoint of step ", *pinned,
                                                   ", which is pinned: unpin it first.")
+                          : kept ? detail::concat(" That would remove the checkpoint of step ", *kept,
+                                                  ", which checkpoint.keep_every or keep_best keeps: copy "
+                                                  "it elsewhere if you need it.")
                                  : "");
   }
 
@@ -378,7 +397,11 @@ class Trainer::Impl::Run {
     folder_.end(end);
     folder_.write_status(std::string(to_string(end.outcome)), latest_ ? &*latest_ : nullptr,
                          /*at_once=*/true);
+    const auto unwritten = folder_.unwritten();
+    const bool looks_well = end.outcome == RunOutcome::Done;  // another outcome has an exit code of its own
+    if (unwritten && !looks_well) watcher_.note(end.step, *unwritten);
     watcher_.end(end);
+    if (unwritten && looks_well) throw FileError(*unwritten, EIO);
     return end;
   }
 

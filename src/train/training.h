@@ -45,6 +45,9 @@ class Training {
   /// The first step of the present trouble; the next one if there is none.
   int64_t trouble_since() const { return divergence_ ? divergence_->since : watch_.above_since(); }
 
+  /// How many of the run's first steps were skipped; those of an accelerator once they are told.
+  int64_t skipped_until(int64_t step) const { return step - optimizer_steps_; }
+
   /// False from the first batch of a step that did not end on: its state is of no step.
   bool between_steps() const { return between_steps_; }
 

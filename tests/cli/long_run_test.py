@@ -166,10 +166,30 @@ class LongRun(unittest.TestCase):
         self.assertEqual(steps, list(range(1, 301)))
         self.assertTrue(any("can be written again" in record.get("text", "") for record in self.log()))
 
+    def test_records_that_are_refused_until_the_end_are_counted_and_missed_on_resume(self):
+        code, err, _ = Run(self, steps=60, every=50, fault="write:log.jsonl:20-100000:ENOSPC").end()
+        self.assertEqual(code, 3, err)
+        lost = 60 - max(record["step"] for record in self.log())
+        self.assertRegex(err, r"\d+ records of the log could not be written and are lost, since step \d+: .*ENOSPC")
+        self.assertGreater(lost, 0)
+        self.assertEqual(self.steps()[-1], 60)
+        self.assertTrue((self.folder / "run" / "model" / "model.safetensors").exists())
+        code, err, _ = Run(self, steps=62).end()
+        self.assertEqual(code, 0, err)
+        notes = [record["text"] for record in self.log() if record["kind"] == "note"]
+        self.assertIn(f"the log has no records of steps {61 - lost} to 60", notes)
+
+    def test_a_log_of_every_tenth_step_lacks_nothing_on_resume(self):
+        Run(self, "log.every=10", steps=25).end()
+        self.assertEqual(Run(self, "log.every=1", steps=30).end()[0], 0)
+        self.assertNotIn("has no records", (self.folder / "run" / "log.jsonl").read_text())
+
     def test_a_file_size_limit_is_a_full_disk(self):
         run = Run(self, steps=60, every=0, wrapper=("prlimit", "--fsize=30000"))
         code, err, _ = run.end()
         self.assertEqual(code, 3, err)
+        self.assertIn("ulimit -f", err)
+        self.assertNotIn("ree some space", err)
 
     def test_a_token_file_cut_short_is_told(self):
         (self.folder / "ids.bin").write_bytes(bytes([1, 0]) * 2000000)

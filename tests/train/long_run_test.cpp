@@ -98,10 +98,28 @@ TEST_F(LongRun, LossScaleRulesAreTheConfigurationsAndTheScaleStays) {
 }
 
 TEST_F(LongRun, AKeyThatOnlyTheStartAsksSaysSo) {
+  const std::vector<std::string> fp16 = {"precision.compute=fp16", "precision.loss_scale.initial=1024"};
   Counter first(4), second;
-  run(config({"train.seed=1"}), "run", first);
-  run(config({"train.seed=2"}), "run", second);
+  run(config(fp16), "run", first);
+  run(config({fp16[0], "precision.loss_scale.initial=2048"}), "run", second);
   EXPECT_TRUE(has_note(second, "changes nothing in one that goes on"));
+}
+
+// What the note on train.seed says: a resumed run goes on as it was, but for samples and a recipe's draws.
+TEST_F(LongRun, ANewSeedChangesSamplesAndWhatARecipeDraws) {
+  for (const std::string compute : {"bf16", "nvfp4"}) {
+    for (const std::string seed : {"1", "2"}) {
+      const auto with_seed = [&](const std::string& value) {
+        return config(
+            {"train.steps=6", "model.width=32", "precision.compute=" + compute, "train.seed=" + value});
+      };
+      Counter first(3), second;
+      run(with_seed("1"), compute + seed, first);
+      run(with_seed(seed), compute + seed, second);
+      EXPECT_EQ(has_note(second, "follow the new seed"), seed == "2");
+    }
+    EXPECT_EQ(of_steps(compute + "1", "loss") == of_steps(compute + "2", "loss"), compute == "bf16");
+  }
 }
 
 // --- A start that is refused
@@ -344,6 +362,34 @@ TEST_F(Diverging, APinThatStandsInTheWayOfARollbackIsNamed) {
   EXPECT_NE(end.why.find("step 60, which is pinned: unpin it first"), std::string::npos) << end.why;
 }
 
+TEST_F(Diverging, ARollbackDoesNotGoBeyondACheckpointThatIsToStay) {
+  for (const std::string keep : {"checkpoint.keep_every=10", "checkpoint.keep_best=true"}) {
+    Counter first(60), second;
+    run(with({keep}), keep, first);
+    const RunEnd end =
+        run(with({keep, "optimizer.lr=10", "optimizer.clip_norm=1000", "train.on_divergence=rollback",
+                  "train.most_rollbacks=3", "train.steps=400"}),
+            keep, second);
+    ASSERT_EQ(end.outcome, RunOutcome::Diverged) << end.why;
+    int rollbacks = 0;
+    int64_t target = 0;
+    for (const std::string& note : second.notes)
+      if (note.starts_with("rolled back from step"))
+        ++rollbacks, target = std::stoll(note.substr(note.find("to step ") + 8));
+    EXPECT_EQ(rollbacks, 1) << keep;
+    EXPECT_NE(end.why.find("step " + std::to_string(target) + ", which checkpoint.keep_every or keep_best"),
+              std::string::npos)
+        << end.why;
+    const std::vector<int64_t> steps = checkpoint_steps(checkpoints(keep));
+    EXPECT_TRUE(std::binary_search(steps.begin(), steps.end(), target)) << keep;
+    // The evaluation after step 60 was the best so far: to go back to it, nothing that stays has to go.
+    if (keep == "checkpoint.keep_best=true") {
+      EXPECT_EQ(target, 60);
+    }
+    EXPECT_EQ(has_note(second, "kept are removed, of steps 60"), target < 60);
+  }
+}
+
 TEST_F(Diverging, RollsBackAsOftenAsAllowedAndTellsEachTime) {
   Counter first(60);
   run(with({}), "run", first);
@@ -540,6 +586,22 @@ TEST_F(LongRun, GoOnGoesOnAfterTooManySkippedStepsToo) {
           "run", counter);
   EXPECT_EQ(end.outcome, RunOutcome::Done) << end.why;
   EXPECT_GT(counter.skipped, 120);
+}
+
+TEST_F(LongRun, AnEvaluationThatWasNoNumberIsNotRepeatedAndSkippedStepsAreCounted) {
+  const ResolvedConfig ruined = config({"optimizer.lr=1e30", "train.on_divergence=go_on"});
+  Counter first, again;
+  const RunEnd end = run(ruined, "run", first);
+  ASSERT_EQ(end.outcome, RunOutcome::Done) << end.why;
+  json last;
+  for (const json& record : log("run"))
+    if (record["kind"] == "evaluation") last = record["loss"];
+  ASSERT_EQ(last, "NaN");
+  EXPECT_GT(first.skipped, 0);
+  EXPECT_NE(end.why.find(std::to_string(first.skipped) + " of 8 changed nothing"), std::string::npos)
+      << end.why;
+  EXPECT_EQ(run(ruined, "run", again).why, end.why);
+  EXPECT_EQ(again.evaluations, 0);
 }
 
 TEST_F(LongRun, ATimeLimitSavesAndEnds) {

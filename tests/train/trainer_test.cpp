@@ -1,3 +1,4 @@
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <halfstep/checkpoint.h>
 #include <halfstep/error.h>
@@ -5,6 +6,7 @@
 #include <halfstep/trainer.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -88,6 +90,16 @@ TEST_F(TrainerTest, ChangedConfigurationIsTold) {
   };
   EXPECT_TRUE(told("optimizer.lr is now 0.5, was 3e-4"));
   EXPECT_TRUE(told("resumed after step 2"));
+}
+
+// On a processor without FP16, eight products by LibTorch's emulation take half a minute.
+TEST_F(TrainerTest, ToMeasureThePeakTakesLessThanSeconds) {
+  const int threads = at::get_num_threads();
+  const auto begin = std::chrono::steady_clock::now();
+  // Measured anew for each number of threads; no other test has three.
+  const Trainer trainer(config({"precision.compute=fp16", "train.threads=3"}), folder_ / "run");
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(8));
+  at::set_num_threads(threads);
 }
 
 TEST_F(TrainerTest, RunThatOnlySkipsEndsAsDiverged) {
