@@ -1,5 +1,6 @@
 #include <ATen/core/grad_mode.h>
 #include <halfstep/chat_template.h>
+#include <halfstep/checkpoint.h>
 #include <halfstep/data.h>
 #include <halfstep/error.h>
 #include <halfstep/models.h>
@@ -7,9 +8,12 @@
 
 #include <algorithm>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "io/durable_file.h"
+#include "io/input_file.h"
 #include "tensor/transfers.h"
 #include "train/tasks.h"
 #include "train/token_sources.h"
@@ -34,11 +38,11 @@ std::optional<Path> tokenizer_path(const RunConfig& config) {
   return std::nullopt;
 }
 
-/// "" for bytes. What cannot be read is refused by whoever parses it.
-std::string text_of(const std::optional<Path>& path) {
-  if (!path) return "";
-  std::ifstream file(*path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
+std::string text_of(const Path& path) {
+  const files::InputFile file(path);
+  std::string text(file.size(), '\0');
+  file.read(0, std::as_writable_bytes(std::span(text)));
+  return text;
 }
 
 std::shared_ptr<CausalLM> make_model(const RunConfig& config, int64_t tokenizer_size) {
@@ -92,11 +96,33 @@ std::optional<ChatTemplate> chat_of(const RunConfig& config) {
 /// All files that it may come from.
 std::string chat_text_of(const RunConfig& config) {
   const Path folder = config.model.from.value_or("");
-  std::string text = config.data.chat_template ? text_of(Path(*config.data.chat_template)) : "";
+  std::string text = config.data.chat_template ? text_of(*config.data.chat_template) : "";
   for (const char* name : {"chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json"})
-    if (config.model.from) text += text_of(folder / name);
+    if (config.model.from && std::filesystem::exists(folder / name)) text += text_of(folder / name);
   return text;
 }
+
+/// The files that go with the model, by name: what others read beside the weights and tokens of model.from,
+/// but not with another tokenizer. As they are when the run begins: until its end, which may be weeks away,
+/// they may be moved or changed.
+std::map<std::string, std::string> companions_of(const RunConfig& config,
+                                                 const std::optional<Path>& tokenizer) {
+  std::map<std::string, std::string> files;
+  if (tokenizer) files["tokenizer.json"] = text_of(*tokenizer);
+  if (config.model.from) {
+    const Path own = tokenizer_file(*config.model.from);
+    if (tokenizer ? *tokenizer == own : !std::filesystem::exists(own))
+      for (const char* name : {"tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
+                               "generation_config.json"})
+        if (const Path file = Path(*config.model.from) / name; std::filesystem::exists(file))
+          files[name] = text_of(file);
+  }
+  if (config.data.chat_template) files["chat_template.jinja"] = text_of(*config.data.chat_template);
+  return files;
+}
+
+/// In a state beside that of the training data: not what decides about the next batch.
+constexpr const char* kHeldOutDigest = "held_out_digest";
 
 /// The token that ends a completion: the model's own.
 std::optional<int32_t> end_of(const RunConfig& config, const Tokenizer& tokenizer) {
@@ -112,6 +138,10 @@ std::optional<int32_t> end_of(const RunConfig& config, const Tokenizer& tokenize
   return static_cast<int32_t>(id);
 }
 
+bool has_checkpoints(const Path& run) {
+  return std::filesystem::exists(run / "checkpoints") && !checkpoint_steps(run / "checkpoints").empty();
+}
+
 /// How many tokens the loss of a batch is the mean of.
 int64_t learned_in(const TokenBatch& batch) {
   return batch.documents.defined() ? batch.targets.ge(0).sum().item<int64_t>() : batch.targets.numel();
@@ -123,14 +153,16 @@ class TextTask final : public Task {
       : config_(config),
         tokenizer_path_(tokenizer_path(config)),
         tokenizer_(tokenizer_path_ ? Tokenizer::from_file(*tokenizer_path_) : Tokenizer::bytes()),
+        companions_(companions_of(config, tokenizer_path_)),
         model_(with_known_tokens(make_model(config, tokenizer_.vocabulary_size()), config, tokenizer_path_)),
         chat_(chat_of(config)),
         sources_(prepare_tokens(config.data, tokenizer_, tokens_folder,
-                                {.tokenizer_text = text_of(tokenizer_path_),
+                                {.tokenizer_text = tokenizer_path_ ? companions_["tokenizer.json"] : "",
                                  .chat = chat_,
                                  .chat_text = chat_text_of(config),
                                  .end = end_of(config, tokenizer_),
-                                 .most_text_bytes = most_text_bytes})) {
+                                 .most_text_bytes = most_text_bytes,
+                                 .has_checkpoints = has_checkpoints(tokens_folder.parent_path())})) {
     HALFSTEP_CHECK(tokenizer_.vocabulary_size() <= model_->vocabulary(), "The tokenizer has ",
                    tokenizer_.vocabulary_size(), " tokens and the model knows ", model_->vocabulary(),
                    ". Raise model.vocabulary, or take the model's own tokenizer.");
@@ -176,7 +208,20 @@ class TextTask final : public Task {
     return model_->flops_per_token(config_.data.sequence_length) * static_cast<double>(items_per_batch());
   }
 
-  void take_batch() override { batch_ = on_device(batches_->next()); }
+  /// A batch without a token to learn has no mean loss and is passed over; the position that is saved is
+  /// behind it.
+  void take_batch() override {
+    const int64_t before = batches_->sequences_taken();
+    TokenBatch taken = batches_->next();
+    while (learned_in(taken) == 0) {
+      // From the middle of an epoch on, two of them hold each sequence at least once.
+      HALFSTEP_CHECK(batches_->sequences_taken() - before < 2 * batches_->windows(), "data.train: none of ",
+                     batches_->windows(), " sequences has a token to learn. Raise data.sequence_length, ",
+                     config_.data.sequence_length, " now, or give data with answers.");
+      taken = batches_->next();
+    }
+    batch_ = on_device(taken);
+  }
   at::Tensor loss() override { return model_->loss(batch_.inputs, batch_.targets, batch_.documents); }
 
   Score evaluate(const MixedPrecision& precision) override {
@@ -193,6 +238,9 @@ class TextTask final : public Task {
           precision.forward([&] { return model_->loss(batch.inputs, batch.targets, batch.documents); }));
       counts.push_back(learned_in(taken));
     }
+    HALFSTEP_CHECK(!losses.empty(), "data.validation: of ", held_out_->windows(),
+                   " sequences none that is evaluated has a token to learn. Raise train.evaluate_batches, ",
+                   config_.train.evaluate_batches, " now, or give data with answers.");
     const Arrival arrival(losses);
     for (size_t i = 0; i < losses.size(); ++i) {
       score.loss += arrival.wait_for(i).item<double>() * static_cast<double>(counts[i]);
@@ -216,34 +264,34 @@ class TextTask final : public Task {
     return Sample{config_.train.sample_prompt, tokenizer_.decode(ids)};
   }
 
-  StateDict state_dict() const override { return batches_->state_dict(); }
-  void load_state_dict(const StateDict& saved) override { batches_->load_state_dict(saved); }
+  StateDict state_dict() const override {
+    StateDict state = batches_->state_dict();
+    if (held_out_) state.set(kHeldOutDigest, held_out_beginning_.integer("digest"));
+    return state;
+  }
+
+  void load_state_dict(const StateDict& saved) override {
+    StateDict of_batches;
+    for (const auto& [name, value] : saved)
+      if (name != kHeldOutDigest) of_batches.set(name, value);
+    batches_->load_state_dict(of_batches);
+  }
+
+  std::vector<std::string> changes_since(const StateDict& saved) const override {
+    if (!held_out_ || !saved.contains(kHeldOutDigest) ||
+        saved.integer(kHeldOutDigest) == held_out_beginning_.integer("digest"))
+      return {};
+    return {detail::concat(config_.data.validation_fraction ? "data.validation_fraction" : "data.validation",
+                           " gives other tokens than before: held-out losses before and after this step are "
+                           "of different texts")};
+  }
 
   void write_model(const Path& folder) override {
     save_pretrained(*model_, folder);
-    // Written, not copied: a file that nobody may write to stays where it is.
-    const auto copy = [&](const Path& file, const char* name) {
-      files::write_durably(folder / name, text_of(file));
-    };
-    if (tokenizer_path_) copy(*tokenizer_path_, "tokenizer.json");
-    if (keeps_companions(folder))
-      for (const char* name : {"tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
-                               "generation_config.json"})
-        if (const Path file = Path(*config_.model.from) / name; std::filesystem::exists(file))
-          copy(file, name);
-    if (config_.data.chat_template) copy(*config_.data.chat_template, "chat_template.jinja");
+    for (const auto& [name, text] : companions_) files::write_durably(folder / name, text);
   }
 
  private:
-  /// Whether what others read beside the weights and tokens of model.from goes with the model: not to another
-  /// tokenizer.
-  bool keeps_companions(const Path& folder) const {
-    if (!config_.model.from) return false;
-    const Path from(*config_.model.from), own = tokenizer_file(from.string());
-    const bool is_own = tokenizer_path_ ? *tokenizer_path_ == own : !std::filesystem::exists(own);
-    return is_own && !std::filesystem::equivalent(from, folder);
-  }
-
   TokenBatch on_device(const TokenBatch& batch) const {
     const at::Device device = model_->parameters().front().device();
     return {.inputs = sent_to(device, batch.inputs),
@@ -261,6 +309,7 @@ class TextTask final : public Task {
   RunConfig config_;
   std::optional<Path> tokenizer_path_;
   Tokenizer tokenizer_;
+  std::map<std::string, std::string> companions_;  ///< what is written beside the model, by name
   std::shared_ptr<CausalLM> model_;
   std::optional<ChatTemplate> chat_;
   TokenSources sources_;

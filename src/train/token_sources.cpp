@@ -176,15 +176,21 @@ std::string source_hash(const std::vector<Document>& documents, const std::strin
   return hash.finish();
 }
 
-/// What was told of the token file when it was made of the same text before, if it is there and whole.
-std::optional<std::string> told_of_same(const Path& path, const Path& stamp, const std::string& source) {
+/// A token file that is there and whole.
+struct Made {
+  std::string source;  ///< source_hash
+  std::string hash;    ///< of the file
+  std::string told;    ///< for people
+};
+
+std::optional<Made> made_before(const Path& path, const Path& stamp) {
   std::ifstream file(stamp);
-  std::string from, made, told;
-  if (!(file >> from >> made) || from != source) return std::nullopt;
-  std::getline(file >> std::ws, told);
+  Made made;
+  if (!(file >> made.source >> made.hash)) return std::nullopt;
+  std::getline(file >> std::ws, made.told);
   std::error_code unknown;
-  if (!std::filesystem::is_regular_file(path, unknown) || file_hash(path) != made) return std::nullopt;
-  return told;
+  if (!std::filesystem::is_regular_file(path, unknown) || file_hash(path) != made.hash) return std::nullopt;
+  return made;
 }
 
 struct Maker {
@@ -242,20 +248,31 @@ struct Maker {
     return told;
   }
 
-  /// What is to be told of it.
-  std::string write(const std::vector<Document>& documents, bool examples, const Path& path) const {
+  /// What is to be told of it. If `aside` is given, a whole file that is there stays: the new one is made
+  /// there, and must be the same.
+  std::string write(const std::vector<Document>& documents, bool examples, const Path& path,
+                    const std::optional<Path>& aside = {}) const {
     files::make_folders(path.parent_path());
     Path stamp = path;
     stamp += ".source";
     const std::string source = source_hash(documents, description(examples));
-    if (const auto told = told_of_same(path, stamp, source)) return *told;
+    const std::optional<Made> before = made_before(path, stamp);
+    if (before && before->source == source) return before->told;
+    const Path& to = before && aside ? *aside : path;
+    files::make_folders(to.parent_path());
     std::string told;
     if (examples) {
-      told = write_examples(documents, path);
+      told = write_examples(documents, to);
     } else {
-      write_texts(documents, path);
+      write_texts(documents, to);
     }
-    files::write_durably(stamp, source + "\n" + file_hash(path) + "\n" + told + "\n");
+    const std::string hash = file_hash(to);
+    HALFSTEP_CHECK(
+        to == path || hash == before->hash, path.string(),
+        ": this run was trained on other data than data.train, data.tokenizer and "
+        "data.sequence_length give now; the file is left as it was. Put the data and its keys back to "
+        "resume the run, or start another one in a new --folder.");
+    files::write_durably(stamp, source + "\n" + hash + "\n" + told + "\n");
     return told;
   }
 };
@@ -306,7 +323,9 @@ TokenSources prepare_tokens(const RunConfig::Data& data, const Tokenizer& tokeni
   const Maker maker{data, tokenizer, options};
   if (!train.documents.empty()) {
     const Path path = folder / "train.tokens";
-    sources.examples = maker.write(train.documents, examples, path);
+    sources.examples =
+        maker.write(train.documents, examples, path,
+                    options.has_checkpoints ? std::optional(unpacked.of("train.tokens")) : std::nullopt);
     sources.train.push_back(path);
   }
   if (!validation.documents.empty()) {

@@ -24,6 +24,8 @@ struct TokenOptions {
   std::string chat_text{};             ///< its file
   std::optional<int32_t> end{};        ///< behind each completion; nothing: <|endoftext|>, if there is one
   int64_t most_text_bytes = 0;         ///< of training and of held-out text, each; 0: all
+  /// A run with checkpoints goes on with the tokens it has: others are refused, and its file is left alone.
+  bool has_checkpoints = false;
 };
 
 bool is_token_file(const std::filesystem::path& path);

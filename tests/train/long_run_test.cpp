@@ -4,9 +4,11 @@
 #include <halfstep/token_file.h>
 
 #include <cmath>
+#include <functional>
 #include <random>
 #include <thread>
 
+#include "support/tokenizer_json.h"
 #include "train/trainer_fixture.h"
 #include "train/watches.h"
 
@@ -211,7 +213,71 @@ TEST_F(LongRun, OtherDataIsNoticedWhereverItDiffers) {
   for (size_t i = 0; i < text.size(); i += 7) text[i] = text[i] == 'l' ? 'l' : 'q';
   text[5001] ^= 1;
   write_text(folder_ / "corpus.txt", text);
+  const std::string tokens = read_text(folder_ / "run/tokens/train.tokens");
   EXPECT_NE(error_of(config(), "run").find("other data"), std::string::npos);
+  // What the checkpoints were trained on is still there.
+  EXPECT_EQ(read_text(folder_ / "run/tokens/train.tokens"), tokens);
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "run/tokens/unpacked"));
+}
+
+TEST_F(LongRun, TheSameTokensFromAnotherFileAreTheSameData) {
+  const auto resolved = [&](const std::string& line) {
+    std::string lines;
+    for (int i = 0; i < 20; ++i) lines += line + "\n";
+    write_text(folder_ / "a.jsonl", lines);
+    return config({"data.train=" + (folder_ / "a.jsonl").string()});
+  };
+  Counter first(4), second;
+  run(resolved(R"({"text":"the same words"})"), "run", first);
+  EXPECT_EQ(run(resolved(R"({ "text" : "the same words" })"), "run", second).outcome, RunOutcome::Done);
+}
+
+TEST_F(LongRun, OtherHeldOutTextIsNotedAndNotRefused) {
+  write_text(folder_ / "held.txt", std::string(400, 'a'));
+  const auto held = [&] {
+    ResolvedConfig resolved = config();
+    resolved.config.data.validation_fraction.reset();
+    resolved.config.data.validation = {(folder_ / "held.txt").string()};
+    return resolved;
+  };
+  Counter first(2), same(4), other;
+  run(held(), "run", first);
+  run(held(), "run", same);
+  EXPECT_FALSE(has_note(same, "gives other tokens than before"));
+  write_text(folder_ / "held.txt", std::string(400, 'b'));
+  EXPECT_EQ(run(held(), "run", other).outcome, RunOutcome::Done);
+  EXPECT_TRUE(has_note(other, "data.validation gives other tokens than before"));
+}
+
+/// Sequences of 16 tokens, of which all are given but those of every `learned`-th.
+void write_marked(const std::filesystem::path& path, int sequences, int learned) {
+  TokenFileWriter out(path, TokenFormat::Marked32, 256);
+  for (int i = 0; i <= 16 * sequences; ++i) {
+    const int32_t id = i * 31 % 256;
+    const TokenMarks mark{.begins_text = i % 16 == 0, .is_given = learned == 0 || i / 16 % learned != 0};
+    out.append({&id, 1}, {&mark, 1});
+  }
+  out.commit();
+}
+
+TEST_F(LongRun, ABatchWithNothingToLearnIsPassedOver) {
+  write_marked(folder_ / "a.tokens", 60, 5);
+  const auto marked = [&](const char* file) {
+    ResolvedConfig resolved = config({"data.train=" + (folder_ / file).string(), "data.batch_size=1",
+                                      "train.evaluate_every=0", "train.steps=12"});
+    resolved.config.data.validation_fraction.reset();
+    return resolved;
+  };
+  Counter whole, first(5), second;
+  EXPECT_EQ(run(marked("a.tokens"), "whole", whole).outcome, RunOutcome::Done);
+  EXPECT_EQ(whole.skipped, 0);
+  for (const double loss : of_steps("whole", "loss")) EXPECT_TRUE(std::isfinite(loss)) << loss;
+  run(marked("a.tokens"), "parts", first);
+  run(marked("a.tokens"), "parts", second);
+  EXPECT_EQ(last_state("parts"), last_state("whole"));
+  write_marked(folder_ / "b.tokens", 60, 0);
+  EXPECT_NE(error_of(marked("b.tokens"), "none").find("none of 60 sequences has a token to learn"),
+            std::string::npos);
 }
 
 TEST_F(LongRun, OneChangedIdAmongManyIsOtherData) {
@@ -249,6 +315,45 @@ TEST_F(LongRun, TextIsEncodedOnce) {
   run(config({"train.steps=12"}), "run", third);
   bytes[100] ^= 1;
   EXPECT_EQ(read_text(file), bytes);
+}
+
+/// Does something after a step.
+class Meddler : public Counter {
+ public:
+  Meddler(int64_t step, std::function<void()> meddle) : step_(step), meddle_(std::move(meddle)) {}
+  void step(const StepRecord& record) override {
+    Counter::step(record);
+    if (record.step == step_) meddle_();
+  }
+
+ private:
+  int64_t step_;
+  std::function<void()> meddle_;
+};
+
+TEST_F(LongRun, WhatGoesWithTheModelIsOfTheStartOfTheRun) {
+  const auto tokenizer = folder_ / "tokenizer.json", chat = folder_ / "chat.jinja";
+  const std::string words = testing::small_tokenizer().dump();
+  write_text(tokenizer, words);
+  write_text(chat, "{{ messages }}");
+  Meddler first(4, [&] {
+    std::filesystem::remove(tokenizer);
+    write_text(chat, "changed");
+  });
+  run(config({"data.tokenizer=" + tokenizer.string(), "data.chat_template=" + chat.string()}), "run", first);
+  EXPECT_EQ(read_text(folder_ / "run/model/tokenizer.json"), words);
+  EXPECT_EQ(read_text(folder_ / "run/model/chat_template.jinja"), "{{ messages }}");
+
+  const auto from = folder_ / "from";
+  std::filesystem::rename(folder_ / "run/model", from);
+  write_text(from / "generation_config.json", "{}");
+  ResolvedConfig tuned = resolve_config(
+      {.set = {"model.from=" + from.string(), "data.train=" + (folder_ / "corpus.txt").string(),
+               "data.sequence_length=16", "data.batch_size=2", "train.steps=8"}});
+  Meddler second(4, [&] { std::filesystem::rename(from, folder_ / "moved"); });
+  EXPECT_EQ(run(tuned, "tuned", second).outcome, RunOutcome::Done);
+  for (const char* name : {"tokenizer.json", "chat_template.jinja", "generation_config.json"})
+    EXPECT_EQ(read_text(folder_ / "tuned/model" / name), read_text(folder_ / "moved" / name)) << name;
 }
 
 // --- Divergence
