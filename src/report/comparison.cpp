@@ -262,7 +262,11 @@ std::string other_sentence(const RunComparison::Row& row, const RunComparison::R
     case Likeness::NotFinite:
       return lost_sentence(first) + lost_sentence(row);
     case Likeness::TooShort:
-      return name + " and " + reference + " have too few steps in common to compare. ";
+      if (from_first.identical)
+        return name + " and " + reference + " are identical: every loss has the same bits. ";
+      return name + " and " + reference +
+             " have too few steps in common to compare: " + std::to_string(from_first.steps) + ", at least " +
+             std::to_string(report::kLeastValues) + " are needed. ";
   }
   return "";
 }
@@ -284,7 +288,9 @@ std::string comparison_sentence(const RunComparison& comparison) {
   std::string text;
   for (const Group& group : groups)
     if (group.size() > 1) text += same_sentence(comparison, pairs, group);
-  if (text.empty()) text = "No two runs are the same within noise. ";
+  const auto is_too_short = [](const LossDifference& pair) { return pair.likeness == Likeness::TooShort; };
+  if (text.empty() && !std::ranges::any_of(comparison.pairs, is_too_short))
+    text = "No two runs are the same within noise. ";
   for (size_t i = 1; i < groups.size(); ++i)
     for (const size_t run : groups[i])
       text += other_sentence(comparison.rows[run], comparison.rows.front(), pairs.of(0, run));

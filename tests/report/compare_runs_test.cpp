@@ -145,6 +145,13 @@ TEST(CompareRuns, WhatCannotBeComparedIsSaid) {
   EXPECT_NE(testing::error_of([&] { (void)compare_runs(empty); }).find("'b' has logged no step"),
             std::string::npos);
   EXPECT_EQ(difference({.steps = 5}, {.steps = 5, .own_seed = 2}).likeness, Likeness::TooShort);
+  const RunHistory twice[] = {history_of("a", {.steps = 3}), history_of("b", {.steps = 3})};
+  EXPECT_EQ(compare_runs(twice).sentence,
+            "b and a are identical: every loss has the same bits. Compared over steps 1 to 3.");
+  const RunHistory brief[] = {history_of("a", {.steps = 3}), history_of("b", {.steps = 3, .own_seed = 2})};
+  EXPECT_EQ(compare_runs(brief).sentence,
+            "b and a have too few steps in common to compare: 3, at least 10 are needed. "
+            "Compared over steps 1 to 3.");
 }
 
 }  // namespace
