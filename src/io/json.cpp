@@ -17,7 +17,8 @@ using nlohmann::json;
 /// elements of an array at the end of each object in it: 100,000 objects took a minute.
 class TreeBuilder : public nlohmann::json_sax<json> {
  public:
-  TreeBuilder(std::string_view where, const JsonLimits& limits) : where_(where), limits_(limits) {}
+  TreeBuilder(std::string_view where, bool is_one_line, const JsonLimits& limits)
+      : where_(where), is_one_line_(is_one_line), limits_(limits) {}
 
   json take() { return std::move(root_); }
 
@@ -41,10 +42,14 @@ class TreeBuilder : public nlohmann::json_sax<json> {
   }
 
   bool parse_error(size_t, const std::string&, const json::exception& fault) override {
+    std::string what = fault.what();
+    // Of JSON Lines the caller names the line of the file, which this one would contradict.
+    constexpr std::string_view kLine = "line 1, column";
+    if (const size_t at = what.find(kLine); is_one_line_ && at != what.npos)
+      what.replace(at, kLine.size(), "column");
     // The message repeats the token at fault, however long it is.
-    throw Error(
-        detail::concat(where_, ": is not valid JSON: ",
-                       printable(std::string_view(fault.what()).substr(0, 300), Unprintable::Escaped)));
+    throw Error(detail::concat(where_, ": is not valid JSON: ",
+                               printable(std::string_view(what).substr(0, 300), Unprintable::Escaped)));
   }
 
  private:
@@ -73,6 +78,7 @@ class TreeBuilder : public nlohmann::json_sax<json> {
   }
 
   std::string_view where_;
+  bool is_one_line_;
   const JsonLimits& limits_;
   json root_;
   std::vector<json*>
@@ -89,7 +95,8 @@ nlohmann::json read_json(std::string_view text, std::string_view where, const Js
   // nlohmann 3.11 takes a NUL for the end of the text, and would leave what follows unread.
   HALFSTEP_CHECK(text.find('\0') == std::string_view::npos, where, ": a NUL byte in JSON, at byte ",
                  text.find('\0'), ".");
-  TreeBuilder builder(where, limits);
+  const bool is_one_line = text.find('\n') == text.npos;
+  TreeBuilder builder(where, is_one_line, limits);
   json::sax_parse(text, &builder);
   return builder.take();
 }

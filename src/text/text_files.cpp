@@ -30,6 +30,28 @@ std::string text_at(const Json& record, const char* name) {
   return found->get<std::string>();
 }
 
+/// Refuses fields that the text would be without, so that something else would be learned than what was
+/// meant. Null, an empty text or list and a weight of 1 say nothing.
+void refuse_unread(const Json& fields, std::initializer_list<const char*> names) {
+  for (const char* name : names) {
+    const auto found = fields.find(name);
+    if (found == fields.end() || found->empty() || *found == "" || *found == 1) continue;
+    throw Error(detail::concat(in_quotes(name),
+                               " is not supported and would be lost. Remove the field, or render the "
+                               "conversation yourself and give it as 'prompt' and 'completion'."));
+  }
+}
+
+std::string content_of(const Json& message) {
+  const auto found = message.find("content");
+  HALFSTEP_CHECK(found == message.end() || !found->is_array(),
+                 "'content' is a list. Join its text parts into one string; images and sound are not "
+                 "supported.");
+  HALFSTEP_CHECK(found == message.end() || !found->is_null(),
+                 "'content' is null. Write \"\" for no text, or leave the record out.");
+  return text_at(message, "content");
+}
+
 std::vector<ChatMessage> messages_of(const Json& list) {
   HALFSTEP_CHECK(list.is_array() && !list.empty(), "'messages' is no list of messages.");
   std::vector<ChatMessage> messages;
@@ -37,7 +59,8 @@ std::vector<ChatMessage> messages_of(const Json& list) {
     const std::string which = detail::concat("message ", messages.size() + 1, ": ");
     HALFSTEP_CHECK(one.is_object(), which, "is no object with 'role' and 'content'.");
     try {
-      messages.push_back({.role = text_at(one, "role"), .content = text_at(one, "content")});
+      refuse_unread(one, {"tool_calls", "function_call", "reasoning_content", "thinking", "weight"});
+      messages.push_back({.role = text_at(one, "role"), .content = content_of(one)});
     } catch (const Error& error) {
       throw Error(which + error.what());
     }
@@ -184,8 +207,10 @@ TextRecord read_record(std::string_view line, const std::optional<std::string>& 
   Json record = files::read_json(line, "JSON");
   HALFSTEP_CHECK(record.is_object(), "is no JSON object: {\"text\": ...}.");
   if (text_field) return {.text = text_at(record, text_field->c_str())};
-  if (record.contains("messages"))
+  if (record.contains("messages")) {
+    refuse_unread(record, {"tools", "functions"});
     return {.kind = RecordKind::Messages, .messages = messages_of(record["messages"])};
+  }
   if (record.contains("prompt") && record.contains("completion")) {
     TextRecord found{.kind = RecordKind::Prompt,
                      .prompt = text_at(record, "prompt"),
@@ -195,7 +220,7 @@ TextRecord read_record(std::string_view line, const std::optional<std::string>& 
   }
   HALFSTEP_CHECK(record.contains("text"), "has the fields ", names_of(record),
                  "; expected 'text', 'prompt' and 'completion', or 'messages'. Another field of text "
-                 "is named with data.text_field.");
+                 "is named with data.text_field in a configuration, or renamed: jq -c '{text: .NAME}'.");
   return {.text = text_at(record, "text")};
 }
 

@@ -61,6 +61,47 @@ TEST(Records, ThatAreNoneAreRefusedByWhatIsMissing) {
             std::string::npos);
 }
 
+TEST(Records, FieldsThatWouldBeLostAreRefusedByName) {
+  const auto said = [](const std::string& of_message, const std::string& of_record = "") {
+    const std::string line =
+        R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b")" +
+        of_message + "}]" + of_record + "}";
+    return error_of([&] { (void)read_record(line, {}); });
+  };
+  EXPECT_TRUE(said(R"(, "tool_calls": [{"type": "function"}])")
+                  .starts_with("message 2: 'tool_calls' is not supported and would be lost. Remove"));
+  for (const char* field :
+       {R"("function_call": {"name": "f"})", R"("reasoning_content": "x")", R"("weight": 0)"})
+    EXPECT_NE(said(std::string(", ") + field).find("would be lost"), std::string::npos) << field;
+  EXPECT_TRUE(said("", R"(, "tools": [{"type": "function"}])").starts_with("'tools' is not supported"));
+  const auto is_read = [](const std::string& field) {
+    const std::string line =
+        R"({"messages": [{"role": "assistant", "content": "b", )" + field + R"(}], "tools": null})";
+    return read_record(line, {}).messages.size() == 1;
+  };
+  for (const char* field : {R"("tool_calls": null)", R"("tool_calls": [])", R"("weight": 1)", R"("id": 3)"})
+    EXPECT_TRUE(is_read(field)) << field;
+}
+
+TEST(Records, ContentThatIsNoTextIsRefusedWithARemedy) {
+  const auto said = [](const std::string& content) {
+    const std::string line = R"({"messages": [{"role": "assistant", "content": )" + content + "}]}";
+    return error_of([&] { (void)read_record(line, {}); });
+  };
+  EXPECT_NE(said(R"([{"type": "text", "text": "a"}])").find("message 1: 'content' is a list. Join"),
+            std::string::npos);
+  EXPECT_NE(said("null").find("'content' is null. Write"), std::string::npos);
+}
+
+TEST(TextFiles, FaultOfJsonHasTheLineOfTheFileAndTheColumn) {
+  const ScratchFolder folder;
+  write_text(folder / "a.jsonl", "{\"text\": \"one\"}\n{\"text\": \"two\"},\n");
+  const std::string error = error_of([&] { look_at_text(folder / "a.jsonl", {}); });
+  EXPECT_NE(error.find("a.jsonl, line 2: "), std::string::npos) << error;
+  EXPECT_NE(error.find("column 16"), std::string::npos) << error;
+  EXPECT_EQ(error.find("line 1"), std::string::npos) << error;
+}
+
 TEST(TextFiles, LinesArePartsAndTheFirstBadOneIsNamed) {
   const ScratchFolder folder;
   const Path path = folder / "a.jsonl";
