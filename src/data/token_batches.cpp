@@ -101,10 +101,13 @@ void TokenBatches::load_state_dict(const StateDict& saved) {
   for (const auto& [name, value] : own) names.push_back(name);
   saved.expect_exactly("TokenBatches", names);
   std::string differences;
-  for (const std::string_view name : names)
-    if (name != "sequences_taken" && saved.integer(name) != own.integer(name))
-      differences += detail::concat(differences.empty() ? "" : ", ", name, " ", saved.integer(name),
-                                    " (here ", own.integer(name), ")");
+  for (const std::string_view name : names) {
+    if (name == "sequences_taken" || saved.integer(name) == own.integer(name)) continue;
+    differences += differences.empty() ? "" : ", ";
+    differences += name == "digest"
+                       ? "other ids in the files"
+                       : detail::concat(name, " ", saved.integer(name), " (here ", own.integer(name), ")");
+  }
   HALFSTEP_CHECK(differences.empty(), "TokenBatches: the saved state is of other data: ", differences,
                  ". Resume with the files and options that it was saved with.");
   const int64_t taken = saved.integer("sequences_taken");

@@ -13,6 +13,18 @@ void append(Example& example, const std::vector<int32_t>& ids, bool is_given) {
   example.marks.resize(example.ids.size(), {.is_given = is_given});
 }
 
+/// What is given before an answer that is the first message: a template need not render an empty
+/// conversation, and may write a system message of its own before the answer. Hence all up to the words that
+/// begin an answer, the ones that the template writes behind a conversation for the next.
+std::string before_first_answer(const ChatTemplate& chat, std::span<const ChatMessage> answer) {
+  const std::string whole = chat.render(answer, /*add_generation_prompt=*/false);
+  const std::string asking = chat.render(answer, /*add_generation_prompt=*/true);
+  if (!asking.starts_with(whole)) return asking;  // refused by whoever compares it with the whole
+  const std::string begins_answer = asking.substr(whole.size());
+  const std::size_t at = whole.find(begins_answer);
+  return at == whole.npos ? asking : whole.substr(0, at + begins_answer.size());
+}
+
 }  // namespace
 
 Example ExampleReader::read(const TextRecord& record) const {
@@ -35,7 +47,9 @@ Example ExampleReader::read(const TextRecord& record) const {
     if (messages[i].role != "assistant") continue;
     HALFSTEP_CHECK(chat,
                    "has messages, and the model has no chat template. Name one with data.chat_template.");
-    grow_to(chat->render(messages.first(i), /*add_generation_prompt=*/true), i, /*is_given=*/true);
+    grow_to(i == 0 ? before_first_answer(*chat, messages.first(1))
+                   : chat->render(messages.first(i), /*add_generation_prompt=*/true),
+            i, /*is_given=*/true);
     grow_to(chat->render(messages.first(i + 1), /*add_generation_prompt=*/false), i, /*is_given=*/false);
   }
   if (!example.marks.empty()) example.marks.front().begins_text = true;
@@ -61,7 +75,7 @@ void ExamplePacker::add(Example example) {
     example.marks.resize(length_);
   }
   if (std::ranges::none_of(example.marks, is_learned)) {
-    ++left_out_;
+    ++(is_long ? too_long_ : nothing_to_learn_);
     return;
   }
   ++examples_;

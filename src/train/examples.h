@@ -44,7 +44,10 @@ class ExamplePacker {
   int64_t examples() const { return examples_; }
   int64_t sequences() const { return sequences_; }
   int64_t cut() const { return cut_; }
-  int64_t left_out() const { return left_out_; }
+  /// Left out because what is given fills the sequence.
+  int64_t too_long() const { return too_long_; }
+  /// Left out because no token is learned, whatever the length: an empty answer, for instance.
+  int64_t nothing_to_learn() const { return nothing_to_learn_; }
   int64_t fillers() const { return fillers_; }
 
  private:
@@ -54,7 +57,7 @@ class ExamplePacker {
   std::size_t length_;
   int32_t filler_;
   std::vector<Example> open_;
-  int64_t examples_ = 0, sequences_ = 0, cut_ = 0, left_out_ = 0, fillers_ = 0;
+  int64_t examples_ = 0, sequences_ = 0, cut_ = 0, too_long_ = 0, nothing_to_learn_ = 0, fillers_ = 0;
 };
 
 }  // namespace halfstep::train

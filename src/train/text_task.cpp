@@ -86,6 +86,24 @@ int64_t total_size(const std::vector<TokenFile>& files) {
   return tokens;
 }
 
+/// TokenBatches refuses the same and knows neither the key nor the names.
+void check_holds_a_sequence(const std::vector<TokenFile>& files, const RunConfig::Data& data,
+                            bool is_held_out) {
+  const auto holds_one = [&](const TokenFile& file) { return file.size() > data.sequence_length; };
+  if (std::ranges::any_of(files, holds_one)) return;
+  const bool is_part = is_held_out && data.validation_fraction;
+  const std::vector<std::string>& names = is_held_out && !is_part ? data.validation : data.train;
+  std::string which =
+      is_part ? detail::concat("data.validation_fraction: ", *data.validation_fraction, " of ", names.front())
+      : is_held_out ? "data.validation: " + names.front()
+                    : "data.train: " + names.front();
+  if (names.size() > 1) which += detail::concat(" and ", names.size() - 1, " more");
+  throw Error(detail::concat(which, " is too short: it has ", with_commas(total_size(files)),
+                             " tokens, and data.sequence_length = ", data.sequence_length, " takes ",
+                             data.sequence_length + 1, " of one file. Give more text, ",
+                             is_part ? "raise the fraction, " : "", "or lower data.sequence_length."));
+}
+
 /// The template that makes texts of messages, if there is one.
 std::optional<ChatTemplate> chat_of(const RunConfig& config) {
   const Path folder = config.model.from.value_or("");
@@ -175,11 +193,13 @@ class TextTask final : public Task {
     model_->recompute_blocks = config.train.recompute_blocks;
     std::vector<TokenFile> files = open_all(sources_.train, model_->vocabulary());
     training_tokens_ = total_size(files);
+    check_holds_a_sequence(files, config.data, /*is_held_out=*/false);
     batches_.emplace(std::move(files), batch_options(/*shuffle=*/true));
     // Opened at once, so that what is wrong with it is told before the training and not in the middle of it.
     if (!sources_.validation.empty()) {
       std::vector<TokenFile> held = open_all(sources_.validation, model_->vocabulary());
       held_out_tokens_ = total_size(held);
+      check_holds_a_sequence(held, config.data, /*is_held_out=*/true);
       held_out_.emplace(std::move(held), batch_options(/*shuffle=*/false));
       held_out_beginning_ = held_out_->state_dict();
     }
@@ -194,10 +214,12 @@ class TextTask final : public Task {
   }
 
   std::string data_text() const override {
-    return detail::concat(sources_.examples.empty() ? "" : sources_.examples + "; ",
-                          with_commas(training_tokens_), " tokens to train on, ",
-                          held_out_tokens_ ? with_commas(held_out_tokens_) : "none",
-                          " held out, sequences of ", config_.data.sequence_length, ", tokenizer ",
+    const auto& [train, validation, examples, held_out_examples, only] = sources_;
+    return detail::concat(only.empty() ? "" : "in " + only + " (the rest was not checked): ",
+                          examples.empty() ? "" : examples + "; ", with_commas(training_tokens_),
+                          " tokens to train on, ", held_out_tokens_ ? with_commas(held_out_tokens_) : "none",
+                          " held out", held_out_examples.empty() ? "" : " (" + held_out_examples + ")",
+                          ", sequences of ", config_.data.sequence_length, ", tokenizer ",
                           tokenizer_path_ ? tokenizer_path_->string() : "bytes");
   }
 
@@ -271,6 +293,7 @@ class TextTask final : public Task {
   }
 
   void load_state_dict(const StateDict& saved) override {
+    check_same_data(saved);
     StateDict of_batches;
     for (const auto& [name, value] : saved)
       if (name != kHeldOutDigest) of_batches.set(name, value);
@@ -292,6 +315,23 @@ class TextTask final : public Task {
   }
 
  private:
+  /// TokenBatches refuses the same without the keys that decide about it.
+  void check_same_data(const StateDict& saved) const {
+    const StateDict own = batches_->state_dict();
+    std::string changed;
+    for (const auto& [name, key] :
+         {std::pair("sequence_length", "data.sequence_length"), std::pair("seed", "data.seed"),
+          std::pair("tokens", "the number of tokens that data.train gives")})
+      if (saved.contains(name) && saved.integer(name) != own.integer(name))
+        changed += detail::concat(changed.empty() ? "" : ", ", key, " was ", saved.integer(name), " and is ",
+                                  own.integer(name));
+    if (changed.empty() && saved.contains("digest") && saved.integer("digest") != own.integer("digest"))
+      changed = "data.train gives other tokens than before";
+    HALFSTEP_CHECK(changed.empty(), "This run was trained on other data: ", changed,
+                   ". Put the data and its keys back to resume it, or start another run in a new --folder; "
+                   "there, model.from = \"RUN/model\" goes on from the weights of a run that is done.");
+  }
+
   TokenBatch on_device(const TokenBatch& batch) const {
     const at::Device device = model_->parameters().front().device();
     return {.inputs = sent_to(device, batch.inputs),

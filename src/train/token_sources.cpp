@@ -115,17 +115,23 @@ std::vector<Document> hold_out(std::vector<Document>& documents, double fraction
   return held;
 }
 
-/// A record is whole or not there.
-void cut_to(std::vector<Document>& documents, uint64_t bytes) {
+/// A record is whole or not there. Whether something was left out.
+bool cut_to(std::vector<Document>& documents, uint64_t bytes) {
   std::vector<Document> kept;
+  bool is_cut = false;
   for (Document document : documents) {
     if (bytes == 0) break;
     const uint64_t taken = std::min(document.size(), bytes);
-    if (!document.is_record()) document.part.end = document.part.begin + taken;
+    if (!document.is_record()) {
+      is_cut = is_cut || taken < document.size();
+      document.part.end = document.part.begin + taken;
+    }
     bytes -= taken;
     kept.push_back(document);
   }
+  is_cut = is_cut || kept.size() < documents.size();
   documents = std::move(kept);
+  return is_cut;
 }
 
 std::string file_hash(const Path& path) {
@@ -232,6 +238,9 @@ struct Maker {
       packer.add(about(document, [&] {
         return reader.read(read_record(*document.file, document.part, data.text_field));
       }));
+    HALFSTEP_CHECK(packer.examples() > 0 || packer.too_long() > 0, documents.front().file->name, ": none of ",
+                   documents.size(),
+                   " examples has a token to learn. Leave out those whose answers are empty.");
     HALFSTEP_CHECK(packer.examples() > 0, documents.front().file->name, ": of none of ", documents.size(),
                    " examples anything is left to learn in ", data.sequence_length,
                    " tokens: their prompts are longer. Raise data.sequence_length.");
@@ -243,8 +252,10 @@ struct Maker {
         detail::concat(counted(packer.examples(), "example"), " in ", counted(packer.sequences(), "sequence"),
                        ", ", std::lround(100 * filled), "% filler");
     if (packer.cut() > 0) told += detail::concat(", ", with_commas(packer.cut()), " cut");
-    if (packer.left_out() > 0)
-      told += detail::concat(", ", with_commas(packer.left_out()), " left out: too long a prompt");
+    if (packer.too_long() > 0)
+      told += detail::concat(", ", with_commas(packer.too_long()), " left out: too long a prompt");
+    if (packer.nothing_to_learn() > 0)
+      told += detail::concat(", ", with_commas(packer.nothing_to_learn()), " left out: nothing to learn");
     return told;
   }
 
@@ -302,6 +313,8 @@ TokenSources prepare_tokens(const RunConfig::Data& data, const Tokenizer& tokeni
   const Unpacked unpacked(folder / "unpacked");
   Given train = sort_out(data, data.train, "data.train", unpacked.of("train"));
   Given validation = sort_out(data, data.validation, "data.validation", unpacked.of("validation"));
+  HALFSTEP_CHECK(data.validation.empty() || !validation.documents.empty() || !validation.token_files.empty(),
+                 "data.validation: holds no text and no tokens.");
   const bool examples = are_examples(train), held_out_examples = are_examples(validation);
   if (data.validation_fraction) {
     HALFSTEP_CHECK(
@@ -316,10 +329,11 @@ TokenSources prepare_tokens(const RunConfig::Data& data, const Tokenizer& tokeni
                    " bytes in all is nothing. Give more text in data.train, raise the fraction, or "
                    "name files in data.validation.");
   }
+  TokenSources sources{.train = train.token_files, .validation = validation.token_files};
   if (options.most_text_bytes > 0)
     for (auto* documents : {&train.documents, &validation.documents})
-      cut_to(*documents, static_cast<uint64_t>(options.most_text_bytes));
-  TokenSources sources{.train = train.token_files, .validation = validation.token_files};
+      if (cut_to(*documents, static_cast<uint64_t>(options.most_text_bytes)))
+        sources.only = detail::concat("the first ", options.most_text_bytes >> 20, " MiB of text");
   const Maker maker{data, tokenizer, options};
   if (!train.documents.empty()) {
     const Path path = folder / "train.tokens";
@@ -330,7 +344,8 @@ TokenSources prepare_tokens(const RunConfig::Data& data, const Tokenizer& tokeni
   }
   if (!validation.documents.empty()) {
     const Path path = folder / "validation.tokens";
-    maker.write(validation.documents, data.validation_fraction ? examples : held_out_examples, path);
+    sources.held_out_examples =
+        maker.write(validation.documents, data.validation_fraction ? examples : held_out_examples, path);
     sources.validation.push_back(path);
   }
   HALFSTEP_CHECK(!sources.train.empty(), "data.train: holds no text and no tokens.");

@@ -15,7 +15,10 @@ namespace halfstep::train {
 
 struct TokenSources {
   std::vector<std::filesystem::path> train, validation;
-  std::string examples{};  ///< of instruction data: how many, in how many sequences, for people
+  /// Of instruction data: how many, in how many sequences, what was cut or left out, for people.
+  std::string examples{}, held_out_examples{};
+  /// With TokenOptions::most_text_bytes: "the first 4 MiB of text", where there was more; otherwise empty.
+  std::string only{};
 };
 
 struct TokenOptions {

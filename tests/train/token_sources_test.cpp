@@ -190,6 +190,60 @@ TEST(TokenSources, MessagesAreLearnedWhereTheAssistantSpeaks) {
   EXPECT_NE(shifted.find("line 1: the chat template writes message 2"), std::string::npos) << shifted;
 }
 
+// Templates write a system message of their own where there is none; what is learned begins behind the words
+// that begin every answer.
+TEST(TokenSources, AnAnswerMayBeTheFirstMessage) {
+  const ScratchFolder folder;
+  write_text(
+      folder / "a.jsonl",
+      R"({"messages": [{"role": "assistant", "content": "AB"}, {"role": "user", "content": "c"}, {"role": "assistant", "content": "D"}]}
+)");
+  const RunConfig::Data data{.train = {(folder / "a.jsonl").string()}, .sequence_length = 24};
+  const ChatTemplate chat(
+      "{% for m in messages %}{% if loop.first and m.role != 'system' %}(s){% endif %}"
+      "{{ '<' if m.role == 'user' else '>' }}{{ m.content }}.{% endfor %}{% if add_generation_prompt %}>{% "
+      "endif %}",
+      {});
+  const auto sources = prepare_tokens(data, Tokenizer::bytes(), folder / "tokens", {.chat = chat});
+  const MarkedText found = marked_text_in(sources.train.at(0));
+  EXPECT_EQ(found.ids.substr(0, 13), "(s)>AB.<c.>D.");
+  EXPECT_EQ(found.given.substr(0, 13), "1111...1111..");
+  const ChatTemplate thinking(
+      "{% for m in messages %}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}>?{% endif %}", {});
+  const std::string error = halfstep::testing::error_of([&] {
+    prepare_tokens(data, Tokenizer::bytes(), folder / "tokens", {.chat = thinking, .chat_text = "another"});
+  });
+  EXPECT_NE(error.find("the chat template writes message 1"), std::string::npos) << error;
+}
+
+TEST(TokenSources, ExamplesWithoutAnythingToLearnAreToldFromLongOnes) {
+  const ScratchFolder folder;
+  const std::string empty =
+      R"({"messages": [{"role": "user", "content": "ab"}, {"role": "assistant", "content": ""}]})";
+  const std::string whole =
+      R"({"messages": [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "C"}]})";
+  const ChatTemplate chat("{% for m in messages %}{{ m.content }}{% endfor %}", {});
+  const RunConfig::Data data{.train = {(folder / "a.jsonl").string()}, .sequence_length = 8};
+  write_text(folder / "a.jsonl", empty + "\n" + whole + "\n");
+  EXPECT_EQ(prepare_tokens(data, Tokenizer::bytes(), folder / "tokens", {.chat = chat}).examples,
+            "1 example in 1 sequence, 63% filler, 1 left out: nothing to learn");
+  write_text(folder / "a.jsonl", empty + "\n");
+  const std::string error = halfstep::testing::error_of(
+      [&] { prepare_tokens(data, Tokenizer::bytes(), folder / "tokens", {.chat = chat}); });
+  EXPECT_NE(error.find("none of 1 examples has a token to learn"), std::string::npos) << error;
+}
+
+TEST(TokenSources, HeldOutFilesWithoutTextAreRefused) {
+  const ScratchFolder folder;
+  write_text(folder / "a.txt", "text");
+  write_text(folder / "empty.txt", "");
+  const std::string error = halfstep::testing::error_of([&] {
+    prepare_tokens({.train = {(folder / "a.txt").string()}, .validation = {(folder / "empty.txt").string()}},
+                   Tokenizer::bytes(), folder / "tokens");
+  });
+  EXPECT_EQ(error, "data.validation: holds no text and no tokens.");
+}
+
 TEST(TokenSources, ExamplesAndTextAreNotMixed) {
   const ScratchFolder folder;
   write_text(folder / "a.jsonl", "{\"prompt\": \"ab\", \"completion\": \"CD\"}\n");
