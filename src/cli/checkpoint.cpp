@@ -23,7 +23,7 @@ using nlohmann::ordered_json;
 struct Request {
   std::string folder;
   int64_t step = -1;  // the latest
-  std::string part = "model";
+  std::string part;   // see part_of
   bool full_precision = false;
   std::string output;
   bool json = false;
@@ -196,19 +196,30 @@ NamedTensors full_precision_weights(const StateDict& saved, const std::string& p
   return tensors;
 }
 
+/// The part to export: 'model' if none was named, or what 'halfstep train' saves instead of it.
+std::string part_of(const Request& request, int64_t step) {
+  if (!request.part.empty()) return request.part;
+  const CheckpointSummary summary = summarize_checkpoint(request.folder, step);
+  const auto has = [&](const char* name) {
+    return std::ranges::find(summary.parts, name, &CheckpointSummary::Part::name) != summary.parts.end();
+  };
+  return !has("model") && has("precision") ? "precision" : "model";
+}
+
 // How many tensors were written. They are counted here, not in the file: what went into a pipe cannot be read
 // again.
 size_t export_tensors(const Request& request, int64_t step) {
+  const std::string part = part_of(request, step);
   if (request.full_precision) {
     const Checkpoint checkpoint = load_checkpoint(request.folder, step);
-    const NamedTensors tensors = full_precision_weights(checkpoint.part(request.part), request.part);
+    const NamedTensors tensors = full_precision_weights(checkpoint.part(part), part);
     write_tensors(request.output, tensors, {{"format", "pt"}});
     return tensors.size();
   }
   // First: a run that goes on may remove the checkpoint as soon as it is exported.
   const CheckpointSummary summary = summarize_checkpoint(request.folder, step);
-  export_part(request.folder, step, request.part, request.output);
-  return std::ranges::find(summary.parts, request.part, &CheckpointSummary::Part::name)->tensors.size();
+  export_part(request.folder, step, part, request.output);
+  return std::ranges::find(summary.parts, part, &CheckpointSummary::Part::name)->tensors.size();
 }
 
 void run_export(const Request& request) {
@@ -270,7 +281,9 @@ void add_checkpoint(CLI::App& program) {
       ->callback([request] { about_files([&] { pin(*request, false); }); });
   CLI::App* const exporting =
       add_action(*checkpoint, request, "export", "Write a part's tensors into a plain safetensors file");
-  exporting->add_option("--part", request->part, std::string("Part"))->capture_default_str();
+  exporting->add_option(
+      "--part", request->part,
+      std::string("Part; 'model' if not given, or 'precision' of a run of 'halfstep train'"));
   exporting->add_flag(
       "--full-precision", request->full_precision,
       std::string("Put working and master copies together: FP32 weights by the model's names"));

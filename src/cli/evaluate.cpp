@@ -17,6 +17,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
+#include "cli/number_checks.h"
 #include "cli/open_model.h"
 
 namespace halfstep::cli {
@@ -33,11 +34,12 @@ struct Request {
 };
 
 constexpr int64_t kMostTokens = 1024;
+constexpr double kMostOfOption = 1e9;
 
 /// What a text costs the model.
 struct Score {
   std::string name;
-  int64_t bytes = 0;
+  int64_t bytes = 0;   // of the predicted tokens
   int64_t tokens = 0;  // that were predicted
   double nats = 0;     // of all of them
 
@@ -74,8 +76,18 @@ std::string text_of(const TextFile& file, const TextPart& part) {
   }
   HALFSTEP_CHECK(
       file.record_kind == RecordKind::Text, file.name,
-      " holds examples with answers; only texts are evaluated. Take the text out of it: jq -r .text.");
+      " holds examples with answers, and only texts are evaluated. The loss of the answers is what "
+      "'halfstep train' reports with data.validation and train.evaluate_every. To evaluate prompts "
+      "and completions as texts: jq -c '{text: (.prompt + .completion)}'.");
   return read_record(file, part, std::nullopt).text;
+}
+
+/// The first token is not predicted, so its bytes do not count: in short texts they are a large share.
+int64_t predicted_bytes(const Tokenizer& tokenizer, const std::string& text,
+                        const std::vector<int32_t>& ids) {
+  if (ids.size() < 2) return 0;
+  const auto first = static_cast<int64_t>(tokenizer.decode({ids.data(), 1}).size());
+  return std::max<int64_t>(0, static_cast<int64_t>(text.size()) - first);
 }
 
 /// One pass over `ids` in stretches of `length` tokens, of which each but the first one of all is predicted
@@ -143,9 +155,9 @@ void evaluate(const Request& request) {
     Score score{.name = path.string()};
     for (const TextPart& part : file.parts) {
       const std::string text = text_of(file, part);
-      score.bytes += static_cast<int64_t>(text.size());
-      add_stretches(model, opened.precision, opened.tokenizer.encode(text), length, request.batch_size,
-                    score);
+      const std::vector<int32_t> ids = opened.tokenizer.encode(text);
+      score.bytes += predicted_bytes(opened.tokenizer, text, ids);
+      add_stretches(model, opened.precision, ids, length, request.batch_size, score);
     }
     if (score.tokens == 0) continue;  // of one token nothing is predicted
     total.bytes += score.bytes;
@@ -171,19 +183,21 @@ void add_evaluate(CLI::App& program) {
   command->add_option("--precision", request->precision, std::string("fp32, bf16, mxfp8, ..."))
       ->type_name("NAME")
       ->capture_default_str();
+  const CLI::Validator one_or_more = number_from(1, kMostOfOption, "a whole number of 1 or more");
   command
       ->add_option("--sequence-length", request->sequence_length,
                    std::string("Tokens seen together; 1024 or the model's if not given"))
       ->type_name("N")
-      ->check(CLI::PositiveNumber);
+      ->check(one_or_more);
   command->add_option("--batch-size", request->batch_size, std::string("Stretches at a time"))
       ->type_name("N")
-      ->check(CLI::PositiveNumber)
+      ->check(one_or_more)
       ->capture_default_str();
   command->add_flag("--json", request->json, std::string("As JSON"));
   command->footer(
       "Each text is read in stretches of that length; every token but the first is\n"
-      "predicted from those before it in its stretch. A line of JSON Lines is a text.");
+      "predicted from those before it in its stretch. A line of JSON Lines is a text.\n"
+      "Bits per byte are of the bytes of the predicted tokens.");
   command->callback([request] { about_files([&] { evaluate(*request); }); });
 }
 

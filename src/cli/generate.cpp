@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
+#include "cli/number_checks.h"
 #include "cli/open_model.h"
 #include "words/numbers.h"
 
@@ -119,6 +120,10 @@ Answer go_on(OpenModel& opened, const Request& request, const std::string& text,
   options.context = opened.model->shape().context;
   options.cache = !request.no_cache;
   options.ends = ends;
+  if (const auto left_out = std::ssize(answer.given) - options.context; left_out > 0)
+    std::cerr << "halfstep: the prompt has " << with_commas(std::ssize(answer.given))
+              << " tokens and the model was made for " << with_commas(options.context) << ": the first "
+              << with_commas(left_out) << " are left out\n";
   Stream stream(opened.tokenizer, /*silent=*/request.json);
   options.each_token = [&](int64_t id) { stream.add(id); };
   const auto begin = std::chrono::steady_clock::now();
@@ -185,7 +190,10 @@ void write_text(Request request) {
                    "--prompt is empty. Give at least one character, or - to read it from standard input.");
   if (!request.system.empty() && !request.chat)
     throw ExitWith(kUsage, "--system is for conversations. Add --chat.");
-  if (request.prompt == "-") request.prompt.assign(std::istreambuf_iterator<char>(std::cin), {});
+  if (request.prompt == "-") {
+    request.prompt.assign(std::istreambuf_iterator<char>(std::cin), {});
+    if (request.prompt.empty()) throw ExitWith(kUsage, "--prompt - found nothing on standard input.");
+  }
   OpenModel opened = open_model(request.model, request.precision);
   if (request.chat) return talk(request, opened);
   print(request, request.prompt, go_on(opened, request, request.prompt, ends_of(opened)));
@@ -207,18 +215,19 @@ void add_generate(CLI::App& program) {
                                 "each line of standard input"));
   command->add_option("--system", request->system, std::string("With --chat: how to answer"))
       ->type_name("TEXT");
-  const auto number = [&](const char* name, auto& value, const char* about, const CLI::Range& range) {
-    command->add_option(name, value, std::string(about))->type_name("N")->check(range)->capture_default_str();
+  const auto number = [&](const char* name, auto& value, const char* about, const CLI::Validator& check) {
+    command->add_option(name, value, std::string(about))->type_name("N")->check(check)->capture_default_str();
   };
   constexpr double kMost = 1e9;
-  number("--tokens", request->options.tokens, "How many at most", CLI::Range(1.0, kMost));
+  const CLI::Validator count = number_from(0, kMost, "a whole number from 0 to 1,000,000,000");
+  number("--tokens", request->options.tokens, "How many at most",
+         number_from(1, kMost, "a whole number from 1 to 1,000,000,000"));
   number("--temperature", request->options.temperature, "0: always the likeliest token",
-         CLI::Range(0.0, kMost));
-  number("--top-k", request->options.top_k, "Only so many of the likeliest tokens; 0: all",
-         CLI::Range(0.0, kMost));
+         number_from(0, kMost, "a number of 0 or more"));
+  number("--top-k", request->options.top_k, "Only so many of the likeliest tokens; 0: all", count);
   number("--top-p", request->options.top_p, "Only the likeliest, of this probability together",
-         CLI::Range(1e-9, 1.0));
-  number("--seed", request->options.seed, "Another one, another text", CLI::Range(0.0, kMost));
+         number_from(1e-9, 1, "a probability above 0 and up to 1"));
+  number("--seed", request->options.seed, "Another one, another text", count);
   command->add_option("--precision", request->precision, std::string("fp32, bf16, mxfp8, ..."))
       ->type_name("NAME")
       ->capture_default_str();

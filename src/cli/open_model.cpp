@@ -27,6 +27,19 @@ Tokenizer tokenizer_of(const Path& folder, int64_t vocabulary, bool is_of_run) {
   return Tokenizer::bytes();
 }
 
+/// A run writes its model when it is done.
+void refuse_without_model(const Path& folder) {
+  const bool has_model = std::filesystem::exists(folder / "config.json");
+  const bool is_run =
+      std::filesystem::exists(folder / "config.toml") && std::filesystem::exists(folder / "checkpoints");
+  HALFSTEP_CHECK(has_model || !is_run, folder.string(),
+                 ": this run has no model yet, which it writes when it is done. Let it go on to its end: "
+                 "halfstep train ",
+                 (folder / "config.toml").string(), " --folder ", folder.string(),
+                 ". The weights of a checkpoint alone: halfstep checkpoint export ", folder.string(),
+                 " --full-precision -o weights.safetensors.");
+}
+
 Precision precision_called(const std::string& name) {
   for (const Precision& each : {Precision::fp32(), Precision::tf32(), Precision::bf16(), Precision::fp16(),
                                 Precision::fp8_delayed(), Precision::fp8_current(), Precision::fp8_rowwise(),
@@ -47,6 +60,7 @@ OpenModel open_model(const std::string& given, const std::string& precision) {
   const Path inside = Path(given) / "model";
   const bool is_of_run = std::filesystem::exists(inside / "config.json");
   const Path folder = is_of_run ? inside : Path(given);
+  refuse_without_model(folder);
   const std::shared_ptr<CausalLM> model = load_pretrained(folder);
   return {.folder = folder,
           .model = model,

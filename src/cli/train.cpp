@@ -271,8 +271,11 @@ void train(const Request& request, const ResolvedConfig& resolved) {
   if (end.outcome == RunOutcome::Interrupted) throw ExitWith(kSignalled + signals.signal(), "");
 }
 
-void run(const Request& request) {
+void run(Request request) {
   if (!request.print_config) spin_briefly();
+  // A run may have been moved since its configuration was written. First, so that what is given counts.
+  if (std::error_code unknown; std::filesystem::is_directory(request.config.file, unknown))
+    request.config.set.insert(request.config.set.begin(), "run.folder=" + request.config.file);
   const ResolvedConfig resolved = configuration(
       request.config, request.folder.empty() ? std::vector<std::string>{}
                                              : std::vector<std::string>{"run.folder=" + request.folder});
@@ -326,13 +329,23 @@ std::optional<std::string> text_instead_of_presets(const ResolvedConfig& resolve
   return std::ranges::none_of(named, is_there) ? headers : std::nullopt;
 }
 
+/// A run's folder stands for the configuration in it.
+Path config_file(const std::string& given) {
+  std::error_code unknown;
+  if (!std::filesystem::is_directory(given, unknown)) return given;
+  Path inside = Path(given) / "config.toml";
+  HALFSTEP_CHECK(std::filesystem::exists(inside, unknown), given,
+                 " is a folder without a config.toml. Name a TOML file, or the folder of a run.");
+  return inside;
+}
+
 }  // namespace
 
 ResolvedConfig configuration(const ConfigRequest& request, const std::vector<std::string>& more) {
   try {
     ConfigSources sources;
     if (!request.preset.empty()) sources.preset = request.preset;
-    if (!request.file.empty()) sources.file = read_config_file(request.file);
+    if (!request.file.empty()) sources.file = read_config_file(config_file(request.file));
     sources.environment = config_environment();
     sources.unset = request.unset;
     sources.set = request.set;
@@ -358,7 +371,7 @@ ResolvedConfig configuration(const ConfigRequest& request, const std::vector<std
 void add_config_options(CLI::App& command, ConfigRequest& request) {
   command.add_option("--preset", request.preset, "Begin from a preset: see 'halfstep preset ls'")
       ->type_name("NAME");
-  command.add_option("CONFIG", request.file, "A TOML file")->type_name("FILE");
+  command.add_option("CONFIG", request.file, "A TOML file, or the folder of a run")->type_name("FILE");
   command.add_option("--set", request.set, "One key of the configuration: optimizer.lr=3e-4")
       ->type_name("KEY=VALUE")
       ->expected(1)

@@ -1,6 +1,8 @@
 """`halfstep evaluate`, beside transformers on the same tokens."""
+import json
 import math
 import pathlib
+import shutil
 import tempfile
 import unittest
 
@@ -51,10 +53,24 @@ class Evaluate(unittest.TestCase):
                 file = found["files"][str(path)]
                 self.assertEqual(file["tokens"], tokens)
                 self.assertAlmostEqual(file["loss"], nats / tokens, delta=1e-4)
-                self.assertAlmostEqual(file["bits_per_byte"], nats / math.log(2) / path.stat().st_size, delta=2e-4)
+                self.assertAlmostEqual(file["bits_per_byte"], nats / math.log(2) / (path.stat().st_size - 1), delta=2e-4)
                 total, count = total + nats, count + tokens
             self.assertAlmostEqual(found["loss"], total / count, delta=1e-4)
             self.assertAlmostEqual(found["perplexity"], math.exp(total / count), delta=1e-3 * found["perplexity"])
+
+    def test_bits_per_byte_are_of_the_bytes_that_are_predicted(self):
+        texts = ["ab", "cde", "f", "", "ghijklm"]  # bytes are tokens here: the first of each is not predicted
+        path = self.folder / "short.jsonl"
+        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        model = AutoModelForCausalLM.from_pretrained(self.folder / "run/model", dtype=torch.float32).eval()
+        nats, bytes_ = 0.0, 0
+        for text in texts:
+            if len(text) > 1:
+                more, count = losses_of(model, list(text.encode()))
+                nats, bytes_ = nats + more, bytes_ + count
+        found = ask("evaluate", str(self.folder / "run"), str(path))
+        self.assertEqual((found["bytes"], found["tokens"]), (bytes_, bytes_))
+        self.assertAlmostEqual(found["bits_per_byte"], nats / math.log(2) / bytes_, delta=2e-4)
 
     def test_precisions_differ_a_little(self):
         exact = ask("evaluate", str(self.folder / "run"), str(self.corpus))["loss"]
@@ -66,10 +82,20 @@ class Evaluate(unittest.TestCase):
     def test_what_cannot_be_evaluated_is_named(self):
         binary = self.folder / "photo.png"
         binary.write_bytes(b"\x89PNG\0")
+        examples, other = self.folder / "examples.jsonl", self.folder / "other.jsonl"
+        examples.write_text('{"prompt": "a", "completion": "b"}\n')
+        other.write_text('{"body": "a"}\n')
+        stopped = self.folder / "stopped"
+        shutil.copytree(self.folder / "run", stopped, ignore=shutil.ignore_patterns("model"))
         for arguments, code, words in [
                 ([str(self.folder / "run"), str(binary)], 3, "is not text: its byte 4 is 0"),
                 ([str(self.folder / "run"), "no-such-file"], 3, "no-such-file"),
                 ([str(self.folder), str(self.corpus)], 3, "config.json"),
+                ([str(stopped), str(self.corpus)], 3, "this run has no model yet"),
+                ([str(self.folder / "run"), str(examples)], 3, "jq -c '{text: (.prompt + .completion)}'"),
+                ([str(self.folder / "run"), str(other)], 3, "jq -c '{text: .NAME}'"),
+                ([str(self.folder / "run"), str(self.corpus), "--sequence-length", "0"], 2,
+                 "0 is not a whole number of 1 or more."),
                 ([str(self.folder / "run"), str(self.corpus), "--precision", "bf17"], 2, "mxfp8"),
                 ([str(self.folder / "run"), str(self.corpus), "--sequence-length", "9999"], 2, "was made for")]:
             with self.subTest(arguments):

@@ -81,9 +81,22 @@ class Generate(unittest.TestCase):
         found = ask("generate", str(self.folder / "gpt2"), "--prompt", "abc", "--tokens", "120", "--temperature", "0")
         self.assertEqual(len(found["ids"]), 120)
 
+    def test_a_prompt_longer_than_the_model_says_what_is_left_out(self):
+        done = run("generate", str(self.folder / "llama"), "--prompt", "a" * 100, "--tokens", "1")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("the prompt has 100 tokens and the model was made for 96: the first 4 are left out", done.stderr)
+        self.assertNotIn("left out", run("generate", str(self.folder / "llama"), "--prompt", "a" * 96, "--tokens", "1").stderr)
+
+    def test_nothing_on_standard_input_is_no_prompt(self):
+        for chat in ([], ["--chat"]):
+            done = subprocess.run([PROGRAM, "generate", str(self.folder / "llama"), "--prompt", "-", *chat], input="",
+                                  capture_output=True, text=True)
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertIn("found nothing on standard input", done.stderr)
+
     def test_wrong_requests_are_named(self):
         for arguments, code, words in [(["--prompt", ""], 2, "--prompt is empty"), ([], 2, "--prompt"),
-                                       (["--prompt", "a", "--top-p", "0"], 2, "--top-p"),
+                                       (["--prompt", "a", "--top-p", "0"], 2, "--top-p: 0 is not a probability above 0 and up to 1."),
                                        (["--prompt", "a", "--tokens", "-5"], 2, "--tokens"),
                                        (["--prompt", "a", "--temperature", "-1"], 2, "--temperature")]:
             with self.subTest(arguments):

@@ -18,6 +18,7 @@ HEADER_BYTES = 1024
 BEGINS, GIVEN = 1 << 31, 1 << 30
 CHAT = ("{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
         "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
+FIRST = "<|im_start|>assistant\n"  # what CHAT writes before an answer that nothing precedes
 WORDS = "the a line of corpus 4 36 é \u4e2d <tag> half-step don't \"quoted\" \\n \t".split(" ")
 
 
@@ -66,7 +67,8 @@ def expected_example(tokenizer, record):
         if turn["role"] != "assistant":
             continue
         for upto, prompt, learn in [(place, True, False), (place + 1, False, True)]:
-            whole = tokenizer.apply_chat_template(turns[:upto], tokenize=False, add_generation_prompt=prompt)
+            whole = (tokenizer.apply_chat_template(turns[:upto], tokenize=False, add_generation_prompt=prompt)
+                     if upto else FIRST)
             assert whole.startswith(written)
             part = encode(whole[len(written):])
             ids, learned, written = ids + part, learned + [learn] * len(part), whole
@@ -127,6 +129,11 @@ class Instructions(unittest.TestCase):
         rng = random.Random(1)
         self.check_examples([{"messages": conversation(rng)} for _ in range(600)], "messages")
 
+    def test_conversations_may_begin_with_the_assistant(self):
+        rng = random.Random(5)
+        self.check_examples([{"messages": [{"role": "assistant", "content": text(rng, 6)}, *conversation(rng)]}
+                             for _ in range(20)], "greetings")
+
     def test_completions_have_them_too(self):
         rng = random.Random(2)
         self.check_examples([{"prompt": text(rng, 20), "completion": text(rng, 20)} for _ in range(400)], "prompts")
@@ -153,6 +160,24 @@ class Instructions(unittest.TestCase):
     def test_what_is_said_of_them(self):
         _, screen = self.train([{"prompt": "a", "completion": "b"}] * 7, "told")
         self.assertIn("7 examples in 1 sequence", screen)
+
+    def test_what_is_cut_and_left_out_is_said_of_held_out_examples_too(self):
+        held = self.folder / "held_long.jsonl"
+        held.write_text("".join(json.dumps({"prompt": "q " * prompt, "completion": "a " * answer}) + "\n"
+                                for prompt, answer in [(1, 1), (1, 200), (200, 1)]))
+        _, screen = self.train([{"prompt": "a", "completion": "b"}], "told_held", "--set", f"data.validation={held}")
+        self.assertIn("held out (2 examples in 2 sequences", screen)
+        self.assertIn("1 cut, 1 left out: too long a prompt)", screen)
+
+    def test_bits_per_byte_leave_out_the_first_token_of_each_text(self):
+        texts = [" the line", "corpus of <tag>", "\u4e2d"]
+        data = self.folder / "texts.jsonl"
+        data.write_text("".join(json.dumps({"text": one}) + "\n" for one in texts))
+        ids = [self.tokenizer.encode(one, add_special_tokens=False) for one in texts]
+        first = [len(self.tokenizer.convert_ids_to_tokens(one[0])) for one in ids]  # one character stands for a byte
+        found = ask("evaluate", str(self.model), str(data))
+        self.assertEqual(found["bytes"], sum(len(one.encode()) for one in texts) - sum(first))
+        self.assertEqual(found["tokens"], sum(len(one) - 1 for one in ids))
 
     def test_the_first_bad_line_is_named_before_training(self):
         data = self.folder / "bad.jsonl"

@@ -91,6 +91,48 @@ class Train(unittest.TestCase):
         self.assertIn(f"the model is in {self.folder / 'b/model'}", done.stderr)
         self.assertEqual((self.folder / "b/model/generation_config.json").read_text(), '{"temperature": 0.5}')
 
+    def test_too_little_text_is_named_by_key_and_file(self):
+        small = self.folder / "small.txt"
+        small.write_text("x" * 2000)
+        for settings, words in [
+                (["data.sequence_length=256", "data.validation_fraction=0.05"],
+                 f"data.validation_fraction: 0.05 of {small} is too short: it has 100 tokens"),
+                (["data.sequence_length=2000"], f"data.train: {small} is too short: it has 1,800 tokens")]:
+            done = self.train("--folder", str(self.folder / "a"), "--set", f"data.train={small}",
+                              *(word for setting in settings for word in ("--set", setting)))
+            self.assertEqual(done.returncode, 3, done.stderr)
+            self.assertIn(words, done.stderr)
+
+    def test_held_out_data_without_text_is_refused(self):
+        (self.folder / "nothing").mkdir()
+        done = self.train("--folder", str(self.folder / "a"), "--unset", "data.validation_fraction", "--set",
+                          f"data.validation={self.folder / 'nothing'}")
+        self.assertEqual(done.returncode, 3, done.stderr)
+        self.assertIn("data.validation: holds no text and no tokens.", done.stderr)
+
+    def test_a_run_resumes_by_its_folder_and_only_with_its_own_data(self):
+        folder = str(self.folder / "a")
+        # By itself the context is that of the sequences, and another one would be another model.
+        self.assertEqual(self.train("--folder", folder, "--set", "model.context=16").returncode, 0)
+        done = run("train", folder, "--set", "train.steps=8")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("resumed after step 6", done.stderr)
+        for setting, words in [("data.seed=7", "data.seed was 0 and is 7"),
+                               ("data.sequence_length=8", "data.sequence_length was 16 and is 8")]:
+            done = run("train", folder, "--set", "train.steps=9", "--set", setting)
+            self.assertEqual(done.returncode, 3, done.stderr)
+            self.assertIn(words, done.stderr)
+            self.assertIn("start another run in a new --folder", done.stderr)
+        self.assertIn("No recipe", run("explain", "model", folder).stdout)
+        done = run("train", str(self.folder))
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("is a folder without a config.toml", done.stderr)
+
+    def test_the_weights_of_a_run_are_exported_without_naming_a_part(self):
+        self.assertEqual(self.train("--folder", str(self.folder / "a"), "--precision", "bf16").returncode, 0)
+        answer = ask("checkpoint", "export", str(self.folder / "a"), "--full-precision", "-o", str(self.folder / "w"))
+        self.assertGreater(answer["tensors"], 0)
+
     def test_data_that_does_not_serve_is_3(self):
         short = self.folder / "short.txt"
         short.write_text("too short")
@@ -182,6 +224,14 @@ class Train(unittest.TestCase):
         answer = json.loads(self.train("--dry-run", "--json").stdout)
         self.assertGreater(answer["peak_bytes"], 0)
         self.assertGreater(answer["total_seconds"], 0)
+
+    def test_dry_run_says_when_it_has_read_only_the_beginning(self):
+        self.assertNotIn("first 4 MiB", self.train("--dry-run").stdout)
+        (self.folder / "corpus.txt").write_text("line of text\n" * 500_000)
+        done = self.train("--dry-run", "--json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("in the first 4 MiB of text (the rest was not checked): 4,194,304 tokens to train on",
+                      json.loads(done.stdout)["data"])
 
     def test_print_config_says_where_values_came_from(self):
         done = run("train", "--preset", "tiny", str(self.config), "--set", "optimizer.lr=0.25",
