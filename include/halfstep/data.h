@@ -50,7 +50,10 @@ class HALFSTEP_API TokenBatches {
   TokenBatches(std::vector<TokenFile> files, const TokenBatchOptions& options);
 
   /// The next batch. Epochs follow each other without an end.
-  TokenBatch next();
+  TokenBatch next() { return next_part(0, 1); }
+  /// Of the next batch, the rows of part `part` of `parts`: for ranks, each of which takes one. All of the
+  /// batch counts as taken. There may be fewer rows than parts.
+  TokenBatch next_part(int64_t part, int64_t parts);
 
   int64_t windows() const { return windows_; }         ///< sequences an epoch
   int64_t epoch() const { return taken_ / windows_; }  ///< of the next sequence, from 0
@@ -101,7 +104,9 @@ class HALFSTEP_API ImageBatches {
   ImageBatches(at::Tensor images, at::Tensor labels, const ImageBatchOptions& options);
 
   /// The next batch, as TokenBatches::next.
-  ImageBatch next();
+  ImageBatch next() { return next_part(0, 1); }
+  /// As TokenBatches::next_part.
+  ImageBatch next_part(int64_t part, int64_t parts);
 
   int64_t count() const { return images_.size(0); }  ///< images
 

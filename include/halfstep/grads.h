@@ -29,6 +29,7 @@ struct GradFindings {
   double loss_scale = 1.0;          ///< the one that the gradients carry
   std::string first_bad{};          ///< the first parameter whose gradient is not finite
   int64_t micro_batch = -1;         ///< in which micro-batch it was, counted from 0; -1 without accumulation
+  int rank = -1;                    ///< on which rank it was first; -1 in one process, or in the sum of all
   std::vector<ParamGrad> params{};  ///< filled on request
   /// Parameters that require a gradient and have none. Nothing updates them: in a model that uses all of its
   /// parameters in each step that is a broken tie, a detach() or a layer that forward forgot.
@@ -58,6 +59,7 @@ class HALFSTEP_API GradSummary {
   double loss_scale() const { return findings().loss_scale; }
   const std::string& first_bad() const { return findings().first_bad; }
   int64_t micro_batch() const { return findings().micro_batch; }
+  int rank() const { return findings().rank; }
   const std::vector<ParamGrad>& params() const { return findings().params; }
   const std::vector<std::string>& without_grad() const { return known().without_grad; }
 

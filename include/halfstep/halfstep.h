@@ -20,6 +20,7 @@
 #include <halfstep/params.h>
 #include <halfstep/precision.h>
 #include <halfstep/printable.h>
+#include <halfstep/ranks.h>
 #include <halfstep/run_config.h>
 #include <halfstep/run_log.h>
 #include <halfstep/run_watch.h>

@@ -8,6 +8,7 @@
 #include <halfstep/memory.h>
 #include <halfstep/params.h>
 #include <halfstep/precision.h>
+#include <halfstep/ranks.h>
 #include <halfstep/state_dict.h>
 
 #include <concepts>
@@ -36,12 +37,28 @@ enum class Accumulation {
   Bf16Kahan,  ///< in BF16 with a BF16 compensation: the same 4 bytes, of which the optimizer reads 2
 };
 
+/// How gradients become those of all ranks.
+struct RankReduction {
+  /// In which type they travel: FP32, or BF16 or FP16, half the bytes and a rounding for each rank.
+  c10::ScalarType type = at::kFloat;
+  /// Above 0, how many micro-batches a step has, on all ranks together: they are added in the order of one
+  /// tree, so that a run has the same bits on any number of ranks, one too. For comparing and for finding
+  /// faults: each rank gets what all others computed, and keeps a sum for each level of the tree. Divide the
+  /// loss by that number.
+  int64_t canonical_batches = 0;
+};
+
 /// What a MixedPrecision does beside the precision itself.
 struct MixedPrecisionOptions {
   AutocastOptions autocast{};
   Accumulation accumulation = Accumulation::None;
   /// Install Halfstep's CPU allocator (halfstep/memory.h) for the whole process, if it is not there yet.
   bool cpu_allocator = false;
+  /// The processes that train this model together, each on its own batches. All start from rank 0's weights
+  /// and buffers; a gradient is the mean over ranks, and all ranks decide alike. Several need FP32 sums: 4
+  /// bytes per parameter, as Accumulation::Fp32 does.
+  Ranks ranks{};
+  RankReduction reduction{};
 };
 
 /// One of several models, with the name that its parameters begin with.
@@ -65,6 +82,9 @@ struct QuantisedShares {
 /// Of one call of MixedPrecision::backward.
 struct BackwardOptions {
   bool retain_graph = false;  ///< for another backward through a part of the same graph
+  /// With ranks and accumulation: no other backward follows in this step, so that sums may travel while this
+  /// one still runs. Without accumulation that is so in any case.
+  bool last = false;
 };
 
 /// The precision of one model in one training loop.
@@ -169,6 +189,8 @@ class HALFSTEP_API MixedPrecision {
   std::vector<Param> params(std::string_view prefix) const;
   /// The one that was given.
   const Precision& precision() const;
+  const Ranks& ranks() const;              ///< those that were given
+  const RankReduction& reduction() const;  ///< too
   /// What the recipe does with each weight of two dimensions; nothing without a recipe.
   const std::vector<LayerPlan>& layers() const;
   /// How often the recipe computed a product of this weight in training. 0 for a weight that `layers()` calls

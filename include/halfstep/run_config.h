@@ -121,6 +121,8 @@ struct RunConfig {
   struct Run {
     std::optional<std::string> folder{};
     std::string device = "cpu";  ///< "cuda:0", or any other that LibTorch knows
+    std::string reduction = "fp32";
+    double rank_timeout_seconds = 60;
     bool operator==(const Run&) const = default;
   } run{};
 

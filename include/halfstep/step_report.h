@@ -52,6 +52,8 @@ class HALFSTEP_API StepReport {
   double grad_norm() const { return grads_.norm(); }  ///< joint 2-norm, un-scaled, before clipping
   /// Which one was not finite, counted from 0; -1 without accumulation.
   int64_t micro_batch() const { return grads_.micro_batch(); }
+  /// The first that had one that was not finite; -1 in one process.
+  int rank() const { return grads_.rank(); }
   const std::vector<std::string>& without_grad() const { return grads_.without_grad(); }
 
   /// One for each parameter that was updated. An Error where they were not asked for: StepOptions::stalls.

@@ -17,8 +17,9 @@ namespace halfstep {
 struct TrainStepOptions {
   /// Gradients are scaled down to this joint norm; infinity: never.
   double max_grad_norm = std::numeric_limits<double>::infinity();
-  /// Batches whose mean loss makes one step. With more than one, gradients are summed in FP32 unless
-  /// `precision.accumulation` says otherwise.
+  /// Batches whose mean loss makes one step, on each rank; of a canonical sum (RankReduction) on all
+  /// together. With more than one, gradients are summed in FP32 unless `precision.accumulation` says
+  /// otherwise.
   int64_t micro_batches = 1;
   MixedPrecisionOptions precision{};
 };
@@ -55,7 +56,9 @@ class TrainStep {
   [[nodiscard]] StepReport operator()(Function&& loss_of_batch, StepOptions options = {}) {
     loss_ = at::Tensor();
     try {
-      for (int64_t i = 0; i < options_.micro_batches; ++i) add_micro_batch(precision_.forward(loss_of_batch));
+      const int64_t batches = batches_here();
+      for (int64_t i = 0; i < batches; ++i)
+        add_micro_batch(precision_.forward(loss_of_batch), /*last=*/i + 1 == batches);
       precision_.close_sum();
       const GradSummary grads = precision_.inspect_grads();
       const bool clips = std::isfinite(options_.max_grad_norm);
@@ -80,7 +83,7 @@ class TrainStep {
     return precision_.forward(std::forward<Function>(function));
   }
 
-  /// Mean loss of the last step's batches, where it was computed and not yet read.
+  /// Mean loss of the last step's batches, where it was computed and not yet read; with ranks, of this one's.
   const at::Tensor& loss() const { return loss_; }
 
   /// The pieces: for saving, and for what a loop does in between.
@@ -100,9 +103,18 @@ class TrainStep {
     return options;
   }
 
-  void add_micro_batch(const at::Tensor& loss) {
+  /// Of a canonical sum, this rank's share of a step's micro-batches; else each rank has as many.
+  int64_t batches_here() const {
+    const int64_t canonical = precision_.reduction().canonical_batches;
+    HALFSTEP_CHECK(canonical == 0 || canonical == options_.micro_batches, "TrainStep: micro_batches is ",
+                   options_.micro_batches, ", and a canonical sum is of ", canonical,
+                   ": both are the batches of a step, on all ranks together.");
+    return canonical > 0 ? precision_.ranks().share(canonical).count : options_.micro_batches;
+  }
+
+  void add_micro_batch(const at::Tensor& loss, bool last) {
     const at::Tensor share = options_.micro_batches > 1 ? loss / options_.micro_batches : loss;
-    precision_.backward(share);
+    precision_.backward(share, {.last = last});
     loss_ = loss_.defined() ? loss_ + share.detach() : share.detach();
   }
 

@@ -16,6 +16,7 @@
 
 namespace halfstep {
 
+class Ranks;
 class Task;
 
 /// What a run will take, from a few steps that were tried and thrown away.
@@ -33,6 +34,9 @@ struct TrainerOptions {
   std::optional<int64_t> from_step{};
   /// Of training and of held-out text, each; 0: all. For an estimate, which needs no more.
   int64_t most_text_bytes = 0;
+  /// The processes that train together (halfstep/ranks.h), each with a Trainer of the same configuration and
+  /// folder, and its part of each batch. Rank 0 writes; all see the same folder. Null: this one alone.
+  std::shared_ptr<const Ranks> ranks{};
 };
 
 /// One training run in one folder.

@@ -24,8 +24,12 @@ enum ExitCode : int {
   kOutOfMemory = 5,
   kUnsaved = 6,      ///< a second Ctrl-C: ended at once, without saving
   kOutOfTime = 7,    ///< train.time_limit_minutes, after saving
+  kRankLost = 8,     ///< another rank is gone, or does not answer
   kSignalled = 128,  ///< plus the signal: interrupted, after saving
 };
+
+/// Of `halfstep launch OPTIONS COMMAND...`, the command, whose words are not ours to parse.
+std::vector<std::string> take_launched_command(int& argc, char** argv);
 
 CLI::Option* add_version_flag(CLI::App& program);
 void add_checkpoint(CLI::App& program);
@@ -35,6 +39,7 @@ void add_env(CLI::App& program);
 void add_evaluate(CLI::App& program);
 void add_explain(CLI::App& program);
 void add_generate(CLI::App& program);
+void add_launch(CLI::App& program, std::vector<std::string> words);
 void add_manual(CLI::App& program);
 void add_preset(CLI::App& program);
 void add_report(CLI::App& program);

@@ -89,6 +89,7 @@ int run(int argc, char** argv) {
   add_evaluate(program);
   add_explain(program);
   add_generate(program);
+  add_launch(program, take_launched_command(argc, argv));
   add_manual(program);
   add_preset(program);
   add_report(program);

@@ -1,6 +1,7 @@
 // `halfstep train`: from a configuration to a trained model.
 #include <halfstep/error.h>
 #include <halfstep/printable.h>
+#include <halfstep/ranks.h>
 #include <halfstep/trainer.h>
 
 #include <fcntl.h>
@@ -190,19 +191,58 @@ class ScratchFolder {
   Path path_;
 };
 
-Trainer open_trainer(const ResolvedConfig& resolved, const Path& folder, const TrainerOptions& options = {}) {
-  return about_files([&] { return Trainer(resolved, folder, options); });
+/// Also when another rank is gone, which is no matter of files.
+template <typename Function>
+auto about_files_and_ranks(Function function) {
+  return about_files([&] {
+    try {
+      return function();
+    } catch (const RankError& error) {
+      throw ExitWith(kRankLost, error.what());
+    }
+  });
 }
 
-Trainer open_trainer_in_new_folder(const Request& request, const ResolvedConfig& resolved) {
-  const Path folder = about_files([&] { return make_new_folder(request); });
+Trainer open_trainer(const ResolvedConfig& resolved, const Path& folder, const TrainerOptions& options = {}) {
+  return about_files_and_ranks([&] { return Trainer(resolved, folder, options); });
+}
+
+Trainer open_trainer_in_new_folder(const Request& request, const ResolvedConfig& resolved,
+                                   const TrainerOptions& options) {
+  const Ranks& ranks = *options.ranks;
+  const Path made = ranks.rank() == 0 ? about_files([&] { return make_new_folder(request); }) : Path();
+  const Path folder = ranks.told(made.string());
   try {
-    return open_trainer(resolved, folder);
+    return open_trainer(resolved, folder, options);
   } catch (...) {
-    ::rmdir(folder.c_str());  // only if it is empty: a run that wrote something keeps it
+    if (ranks.rank() == 0)
+      ::rmdir(folder.c_str());  // only if it is empty: a run that wrote something keeps it
     throw;
   }
 }
+
+/// Of a rank whose screen nobody watches: what is worth a line.
+class RankNotes final : public RunWatcher {
+ public:
+  explicit RankNotes(const Ranks& ranks) : begin_(detail::concat("rank ", ranks.rank(), ", ")) {}
+  void begin(const RunPlan& plan) override { note(plan.steps_done, "training"); }
+  void step(const StepRecord& record) override {
+    if (record.skipped) note(record.step, record.why);
+  }
+  void evaluation(const EvaluationRecord&) override {}
+  void sample(const SampleRecord&) override {}
+  void note(int64_t step, std::string_view text) override {
+    std::cerr << begin_ << "step " << step << ": " << printable(text, Unprintable::Escaped) << std::endl;
+  }
+  void end(const RunEnd& end) override { note(end.step, end.why); }
+  void stuck(std::string_view doing, double seconds) override {
+    std::cerr << begin_ << "no progress for " << static_cast<int64_t>(seconds) << " s: " << doing
+              << std::endl;
+  }
+
+ private:
+  std::string begin_;
+};
 
 /// Until it goes, signals that would end the program wait.
 class HeldSignals {
@@ -261,11 +301,19 @@ void train(const Request& request, const ResolvedConfig& resolved) {
   about_files([&] { check_paths(resolved); });
   TrainerOptions options;
   if (request.from_step >= 0) options.from_step = request.from_step;
+  const auto timeout = std::chrono::duration<double>(resolved.config.run.rank_timeout_seconds);
+  const Ranks ranks = about_files_and_ranks([&] {
+    return Ranks::from_environment(
+        {.timeout = std::chrono::duration_cast<std::chrono::milliseconds>(timeout)});
+  });
+  options.ranks = std::make_shared<const Ranks>(ranks);
   Trainer trainer = resolved.config.run.folder ? open_trainer(resolved, *resolved.config.run.folder, options)
-                                               : open_trainer_in_new_folder(request, resolved);
+                                               : open_trainer_in_new_folder(request, resolved, options);
   std::ostream& out = request.json ? std::cout : std::cerr;
   TrainScreen screen(out, screen_options(request.json ? STDOUT_FILENO : STDERR_FILENO, request.json));
-  const RunEnd end = about_files([&] { return trainer.run(screen, signals.requested()); });
+  RankNotes notes(ranks);
+  RunWatcher& watcher = ranks.rank() == 0 ? static_cast<RunWatcher&>(screen) : notes;
+  const RunEnd end = about_files_and_ranks([&] { return trainer.run(watcher, signals.requested()); });
   if (end.outcome == RunOutcome::Diverged) throw ExitWith(kDiverged, end.why);
   if (end.outcome == RunOutcome::OutOfTime) throw ExitWith(kOutOfTime, "");
   if (end.outcome == RunOutcome::Interrupted) throw ExitWith(kSignalled + signals.signal(), "");

@@ -387,6 +387,17 @@ const std::vector<ConfigKey>& table() {
        .help =
            "Where the model trains, by LibTorch's name: cpu, cuda, cuda:1, xpu. A run that is resumed may "
            "go on elsewhere."},
+      {.path = "run.reduction",
+       .field = HALFSTEP_FIELD(run.reduction),
+       .help = "With ranks, the type in which gradients travel: half the bytes in bf16 or fp16, and a "
+               "rounding for each "
+               "rank.",
+       .words = {"fp32", "bf16", "fp16"}},
+      {.path = "run.rank_timeout_seconds",
+       .field = HALFSTEP_FIELD(run.rank_timeout_seconds),
+       .help = "With ranks, how long one may keep the others waiting before it counts as hung.",
+       .unit = "seconds",
+       .range = above(0, 1e6)},
   };
   return keys;
 }

@@ -30,20 +30,22 @@ ImageBatches::ImageBatches(at::Tensor images, at::Tensor labels, const ImageBatc
   byte_sum_ = images_.sum(at::kLong).item<int64_t>();
 }
 
-ImageBatch ImageBatches::next() {
+ImageBatch ImageBatches::next_part(int64_t part, int64_t parts) {
+  HALFSTEP_CHECK(parts > 0 && part >= 0 && part < parts, "ImageBatches: part ", part, " of ", parts, ".");
   const int64_t left = count() - taken_ % count();
-  const int64_t rows = options_.shuffle ? options_.batch_size : std::min(options_.batch_size, left);
+  const int64_t all = options_.shuffle ? options_.batch_size : std::min(options_.batch_size, left);
+  const int64_t first = all * part / parts, rows = all * (part + 1) / parts - first;
   at::Tensor places = at::empty({rows}, at::kLong);
   auto* const place = places.mutable_data_ptr<int64_t>();
   for (int64_t row = 0; row < rows; ++row) {
-    const int64_t index = (taken_ + row) % count(), epoch = (taken_ + row) / count();
+    const int64_t taken = taken_ + first + row, index = taken % count(), epoch = taken / count();
     place[row] =
         !options_.shuffle
             ? index
             : static_cast<int64_t>(permuted(static_cast<uint64_t>(index), static_cast<uint64_t>(count()),
                                             options_.seed, static_cast<uint64_t>(epoch)));
   }
-  taken_ += rows;
+  taken_ += all;
   const at::Tensor bytes = images_.index_select(0, places).unsqueeze(1);
   return {bytes.to(at::kFloat).sub_(255 * options_.mean).div_(255 * options_.deviation),
           labels_.index_select(0, places)};

@@ -65,14 +65,16 @@ void TokenBatches::read_window(int64_t window, int64_t row, TokenBatch& batch) {
   }
 }
 
-TokenBatch TokenBatches::next() {
+TokenBatch TokenBatches::next_part(int64_t part, int64_t parts) {
+  HALFSTEP_CHECK(parts > 0 && part >= 0 && part < parts, "TokenBatches: part ", part, " of ", parts, ".");
   const int64_t left = windows_ - taken_ % windows_;
-  const int64_t rows = options_.shuffle ? options_.batch_size : std::min(options_.batch_size, left);
+  const int64_t all = options_.shuffle ? options_.batch_size : std::min(options_.batch_size, left);
+  const int64_t first = all * part / parts, rows = all * (part + 1) / parts - first;
   const int64_t length = options_.sequence_length;
   TokenBatch batch{at::empty({rows, length}, at::kLong), at::empty({rows, length}, at::kLong)};
   if (has_marks_) batch.documents = at::empty({rows, length}, at::kLong);
-  for (int64_t row = 0; row < rows; ++row) read_window(window_at(taken_ + row), row, batch);
-  taken_ += rows;
+  for (int64_t row = 0; row < rows; ++row) read_window(window_at(taken_ + first + row), row, batch);
+  taken_ += all;
   return batch;
 }
 

@@ -130,6 +130,21 @@ void QuantLayer::drop_step() {
   for (AmaxHistoryOnDevice& history : histories_on_device_) history.drop_step();
 }
 
+void QuantLayer::get_of_step(std::int32_t (&bits)[kRoles]) const {
+  const std::lock_guard lock(mutex_);
+  for (int role = 0; role < kRoles; ++role) {
+    const auto& noted = histories_[role].of_step();
+    bits[role] = noted ? std::bit_cast<std::int32_t>(*noted) & 0x7fffffff : -1;
+  }
+}
+
+void QuantLayer::set_of_step(const std::int32_t (&bits)[kRoles]) {
+  const std::lock_guard lock(mutex_);
+  for (int role = 0; role < kRoles; ++role)
+    histories_[role].set_of_step(bits[role] < 0 ? std::nullopt
+                                                : std::optional(std::bit_cast<float>(bits[role])));
+}
+
 QuantiseShares QuantLayer::take_shares(Role role) {
   const std::lock_guard lock(mutex_);
   return std::exchange(shares_[static_cast<std::size_t>(role)], {});
@@ -204,6 +219,24 @@ void QuantSession::end_step_on_device(const at::Tensor& skipped) {
 
 void QuantSession::drop_step() {
   for (const auto& layer : layers_) layer->drop_step();
+}
+
+std::vector<std::int32_t> QuantSession::of_step() const {
+  std::vector<std::int32_t> all;
+  for (const auto& layer : layers_) {
+    std::int32_t bits[kRoles];
+    layer->get_of_step(bits);
+    all.insert(all.end(), std::begin(bits), std::end(bits));
+  }
+  return all;
+}
+
+void QuantSession::set_of_step(const std::vector<std::int32_t>& bits) {
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    std::int32_t of_layer[kRoles];
+    std::copy_n(bits.begin() + static_cast<std::ptrdiff_t>(i * kRoles), kRoles, of_layer);
+    layers_[i]->set_of_step(of_layer);
+  }
 }
 
 StateDict QuantSession::state_dict(bool step_under_way) const {

@@ -32,6 +32,9 @@ class HALFSTEP_API AmaxHistory {
   /// The step is over. A skipped one leaves no trace.
   void end_step(bool skipped, std::int64_t length);
   void drop_step() { this_step_.reset(); }
+  /// Of the present step; nothing where nothing was noted.
+  const std::optional<float>& of_step() const { return this_step_; }
+  void set_of_step(std::optional<float> amax) { this_step_ = amax; }
 
   /// Oldest first; the last is that of the present step, or -1.
   at::Tensor saved() const;
@@ -63,6 +66,10 @@ class QuantLayer {
   void end_step(bool skipped);
   void end_step_on_device(const at::Tensor& skipped);
   void drop_step();
+  /// What was noted in this step, for each role, as bits that grow with the number, a NaN's beyond all; -1
+  /// where nothing was.
+  void get_of_step(std::int32_t (&bits)[kRoles]) const;
+  void set_of_step(const std::int32_t (&bits)[kRoles]);
   QuantiseShares take_shares(Role role);
   std::int64_t uses() const { return uses_; }
   void note_use() { ++uses_; }
@@ -105,6 +112,9 @@ class QuantSession {
   void end_step(bool skipped);
   void end_step_on_device(const at::Tensor& skipped);
   void drop_step();  // what was noted since the last end_step
+  /// What was noted in this step, of all layers: for ranks, which all take the largest.
+  std::vector<std::int32_t> of_step() const;
+  void set_of_step(const std::vector<std::int32_t>& bits);
   const std::vector<std::shared_ptr<QuantLayer>>& layers() const { return layers_; }
 
   /// Without `step_under_way`, as it was when the last step ended.

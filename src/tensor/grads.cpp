@@ -168,7 +168,8 @@ std::string StepReport::sentence() const {
     case StepOutcome::SkippedNonFinite:
       return detail::concat("skipped: the gradient of ", parameter(), " is not finite at loss scale ",
                             loss_scale(),
-                            micro_batch() < 0 ? "" : detail::concat(", in micro-batch ", micro_batch()));
+                            micro_batch() < 0 ? "" : detail::concat(", in micro-batch ", micro_batch()),
+                            rank() < 0 ? "" : detail::concat(", on rank ", rank()));
     case StepOutcome::SkippedNoGradients:
       return "skipped: no parameter of this optimizer has a gradient";
   }

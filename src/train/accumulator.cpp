@@ -7,6 +7,7 @@
 #include <halfstep/error.h>
 
 #include <limits>
+#include <utility>
 
 #include "kernels/update.h"
 #include "tensor/dense.h"
@@ -15,17 +16,61 @@
 
 namespace halfstep::train {
 
+void GradAccumulator::begin_backward(const std::vector<Param>& params) {
+  sums_.resize(params.size());
+  if (!reducer_ || micro_batches_ > 0) return;
+  reducer_->begin_step(params);
+  for (std::size_t i = 0; i < params.size(); ++i) sums_[i].values = reducer_->sum_of(i);
+}
+
 void GradAccumulator::add_micro_batch(const std::vector<Param>& params, double loss_scale) {
   const at::NoGradGuard no_grad;
   const GradSummary micro_batch = halfstep::inspect_grads(params, loss_scale);
   if (micro_batch.finite()) {
-    add(params);
-  } else if (bad_micro_batch_ < 0) {
-    bad_micro_batch_ = micro_batches_;
-    bad_parameter_ = micro_batch.first_bad();
+    std::vector<std::size_t> having;
+    for (std::size_t i = 0; i < params.size(); ++i) {
+      const at::Tensor& grad = params[i].working.grad();
+      if (!grad.defined()) continue;
+      if (reducer_ && reducer_->is_sent(i))
+        reducer_->add_late(i, grad);
+      else
+        having.push_back(i);
+    }
+    add(params, having);
+  } else {
+    note_bad(micro_batch);
   }
   for (const Param& param : params) param.working.mutable_grad().reset();
   ++micro_batches_;
+  if (!reducer_) return;
+  reducer_->end_micro_batch(begun());
+  // Each micro-batch is a leaf of its own in the tree.
+  if (reducer_->canonical())
+    for (Sum& sum : sums_) sum.begun_in_step |= std::exchange(sum.begun, false);
+}
+
+void GradAccumulator::add_last_of(const std::vector<Param>& params, std::size_t i, double loss_scale) {
+  const Param& param = params[i];
+  // Its sum has left already: what this region adds stays where it is until backward is through.
+  if (!param.working.grad().defined() || reducer_->is_sent(i)) return;
+  const at::NoGradGuard no_grad;
+  const GradSummary found = halfstep::inspect_grads({param}, loss_scale);
+  if (!found.finite()) note_bad(found);
+  add(params, {i});
+  param.working.mutable_grad().reset();
+  reducer_->ready(i, /*begun=*/true);
+}
+
+void GradAccumulator::note_bad(const GradSummary& micro_batch) {
+  if (bad_micro_batch_ >= 0) return;
+  bad_micro_batch_ = micro_batches_;
+  bad_parameter_ = micro_batch.first_bad();
+}
+
+std::vector<char> GradAccumulator::begun() const {
+  std::vector<char> flags;
+  for (const Sum& sum : sums_) flags.push_back(sum.begun);
+  return flags;
 }
 
 void GradAccumulator::add_micro_batch_on_device(const std::vector<Param>& params,
@@ -38,7 +83,7 @@ void GradAccumulator::add_micro_batch_on_device(const std::vector<Param>& params
   for (std::size_t i = 0; i < params.size(); ++i) {
     const at::Tensor& working = params[i].working;
     if (!working.grad().defined()) continue;
-    make_sum(sums_[i], working);
+    make_sum(sums_[i], params[i]);
     (sums_[i].begun ? begun : begins).push_back(sums_[i].values);
     (sums_[i].begun ? to_add : first).push_back(working.grad());
     sums_[i].begun = true;
@@ -80,9 +125,14 @@ GradSummary GradAccumulator::bad_summary(double loss_scale) const {
                       .micro_batch = bad_micro_batch_});
 }
 
-void GradAccumulator::make_sum(Sum& sum, const at::Tensor& working) const {
+void GradAccumulator::make_sum(Sum& sum, const Param& param) const {
+  const at::Tensor& working = param.working;
   // As the parameter lies in memory now: somebody may have laid it out anew, even between two micro-batches.
   if (sum.values.defined() && same_layout(sum.values, working)) return;
+  HALFSTEP_CHECK(
+      !reducer_, "MixedPrecision: '", param.name,
+      "' was laid out anew or began to require a gradient in the middle of a step. With ranks, do that "
+      "between steps.");
   const MemoryClassScope memory(MemoryClass::Gradient);
   const auto options = working.options().requires_grad(false);
   const auto lay_out = [&](at::Tensor& tensor, at::ScalarType type) {
@@ -95,17 +145,16 @@ void GradAccumulator::make_sum(Sum& sum, const at::Tensor& working) const {
   if (kahan) lay_out(sum.compensation, at::kBFloat16);
 }
 
-void GradAccumulator::add(const std::vector<Param>& params) {
+void GradAccumulator::add(const std::vector<Param>& params, const std::vector<std::size_t>& which) {
   const MemoryClassScope memory(MemoryClass::Gradient);
   sums_.resize(params.size());
-  std::vector<at::Tensor> grads(params.size());
-  std::vector<int64_t> counts(params.size(), 0);
-  for (std::size_t i = 0; i < params.size(); ++i) {
+  std::vector<at::Tensor> grads;
+  std::vector<int64_t> counts;
+  for (const std::size_t i : which) {
     const at::Tensor& working = params[i].working;
-    if (!working.grad().defined()) continue;
-    grads[i] = grad_laid_out_as(working, working.grad());
-    counts[i] = working.numel();
-    make_sum(sums_[i], working);
+    grads.push_back(grad_laid_out_as(working, working.grad()));
+    counts.push_back(working.numel());
+    make_sum(sums_[i], params[i]);
   }
 
   const auto chunks = chunks_of(counts);
@@ -114,7 +163,7 @@ void GradAccumulator::add(const std::vector<Param>& params) {
     const at::Tensor& grad = grads[array];
     const Format format = *training_format(grad.scalar_type());
     const void* from = address_of(grad.const_data_ptr(), first, grad.element_size());
-    const Sum& sum = sums_[array];
+    const Sum& sum = sums_[which[array]];
     if (kind_ == Accumulation::Fp32)
       accumulate(format, from, sum.values.mutable_data_ptr<float>() + first, count, !sum.begun);
     else
@@ -122,10 +171,10 @@ void GradAccumulator::add(const std::vector<Param>& params) {
                        static_cast<std::uint16_t*>(sum.compensation.mutable_data_ptr()) + first, count,
                        !sum.begun);
   });
-  for (std::size_t i = 0; i < params.size(); ++i) sums_[i].begun |= grads[i].defined();
+  for (const std::size_t i : which) sums_[i].begun = true;
 }
 
-void GradAccumulator::close(const std::vector<Param>& params) {
+void GradAccumulator::close(const std::vector<Param>& params, std::vector<int32_t>* largest) {
   for (std::size_t i = 0; i < params.size(); ++i) {
     const at::Tensor& grad = params[i].working.grad();
     HALFSTEP_CHECK(!grad.defined() || (i < sums_.size() && grad.is_same(sums_[i].values)),
@@ -133,9 +182,30 @@ void GradAccumulator::close(const std::vector<Param>& params) {
                    "' has a gradient that MixedPrecision::backward did not make, which is in no sum of "
                    "micro-batches. Call mp.backward(loss) for every loss.");
   }
+  if (reducer_ && !closed_) sum_over_ranks(params, largest);
   closed_ = true;
   for (std::size_t i = 0; i < sums_.size(); ++i)
     if (sums_[i].begun) params[i].working.mutable_grad() = sums_[i].values;
+}
+
+void GradAccumulator::sum_over_ranks(const std::vector<Param>& params, std::vector<int32_t>* largest) {
+  const at::NoGradGuard no_grad;
+  if (micro_batches_ == 0) begin_backward(params);  // a rank without a batch in this step takes part
+  GradReducer::Found found{.finite = bad_micro_batch_ < 0,
+                           .micro_batch = bad_micro_batch_,
+                           .param = 0,
+                           .begun = {},
+                           .largest = {}};
+  for (Sum& sum : sums_) found.begun.push_back(sum.begun |= sum.begun_in_step);
+  for (std::size_t i = 0; i < params.size(); ++i)
+    if (params[i].name == bad_parameter_) found.param = i;
+  if (largest != nullptr) found.largest = *largest;
+  const GradAgreement agreed = reducer_->finish(found);
+  for (std::size_t i = 0; i < sums_.size(); ++i) sums_[i].begun = agreed.any_grad[i] != 0;
+  if (largest != nullptr) *largest = agreed.largest;
+  bad_micro_batch_ = agreed.finite ? -1 : agreed.micro_batch;
+  bad_parameter_ = agreed.finite ? "" : params[agreed.param].name;
+  bad_rank_ = reducer_->ranks().size() > 1 ? agreed.rank : -1;
 }
 
 GradSummary GradAccumulator::summary(const std::vector<Param>& params, double loss_scale,
@@ -148,12 +218,15 @@ GradSummary GradAccumulator::summary(const std::vector<Param>& params, double lo
                       .loss_scale = loss_scale,
                       .first_bad = bad_parameter_,
                       .micro_batch = bad_micro_batch_,
+                      .rank = bad_rank_,
                       .params = sums.params(),
                       .without_grad = sums.without_grad()});
 }
 
 void GradAccumulator::begin_step() {
-  for (Sum& sum : sums_) sum.begun = false;
+  if (reducer_ && !closed_) reducer_->drop_step();
+  for (Sum& sum : sums_) sum.begun = sum.begun_in_step = false;
+  bad_rank_ = -1;
   micro_batches_ = 0;
   bad_micro_batch_ = -1;
   bad_parameter_.clear();
@@ -165,6 +238,9 @@ void GradAccumulator::begin_step() {
 StateDict GradAccumulator::live_form(const std::vector<Param>& params) const {
   StateDict saved;
   if (micro_batches_ == 0 || closed_) return saved;
+  HALFSTEP_CHECK(!reducer_,
+                 "MixedPrecision: the state of a step's first micro-batches is each rank's own. With ranks, "
+                 "save between steps, after mp.advance(grads).");
   saved.set("micro_batches", micro_batches_);
   saved.set("bad_micro_batch", bad_micro_batch_);
   saved.set("bad_parameter", bad_parameter_);
@@ -177,8 +253,12 @@ StateDict GradAccumulator::live_form(const std::vector<Param>& params) const {
 }
 
 void GradAccumulator::load(const StateDict& saved, const std::vector<Param>& params) {
-  GradAccumulator loaded(kind_);
+  GradAccumulator loaded(kind_, reducer_);
   if (saved.size() > 0) {
+    HALFSTEP_CHECK(
+        !reducer_,
+        "MixedPrecision: the saved state is of the middle of a step, which with ranks no process can "
+        "go on from. Save between steps, after mp.advance(grads).");
     loaded.micro_batches_ = loaded.first_on_device_ = saved.integer("micro_batches");
     loaded.bad_micro_batch_ = saved.integer("bad_micro_batch");
     loaded.bad_parameter_ = saved.text("bad_parameter");
@@ -189,7 +269,7 @@ void GradAccumulator::load(const StateDict& saved, const std::vector<Param>& par
     for (std::size_t i = 0; i < params.size(); ++i) {
       if (!saved.contains("sum." + params[i].name)) continue;
       Sum& sum = loaded.sums_[i];
-      loaded.make_sum(sum, params[i].working);
+      loaded.make_sum(sum, params[i]);
       sum.begun = true;
       const auto take = [&](const std::string& name, at::Tensor& into) {
         faults.expect_like(name, saved.tensor(name), into);

@@ -3,15 +3,22 @@
 
 #include <halfstep/mixed_precision.h>
 
+#include <memory>
 #include <string>
 #include <vector>
+
+#include "distributed/grad_reducer.h"
 
 namespace halfstep::train {
 
 class GradAccumulator {
  public:
-  explicit GradAccumulator(Accumulation kind) : kind_(kind) {}
+  /// With a reducer, sums are in its memory, and close() makes them those of all ranks.
+  explicit GradAccumulator(Accumulation kind, std::shared_ptr<GradReducer> reducer = nullptr)
+      : kind_(kind), reducer_(std::move(reducer)) {}
 
+  /// Before each backward on the CPU.
+  void begin_backward(const std::vector<Param>& params);
   /// Checks the gradients that backward left, adds them to the sums and drops them. Those of a micro-batch
   /// that is not finite are dropped without being added.
   void add_micro_batch(const std::vector<Param>& params, double loss_scale);
@@ -19,8 +26,13 @@ class GradAccumulator {
   /// it.
   void add_micro_batch_on_device(const std::vector<Param>& params, const at::Tensor& loss_scale);
 
+  /// With ranks: the gradient of parameter `i` is complete, in what may be the last micro-batch. It is added
+  /// and dropped, and may travel while backward goes on.
+  void add_last_of(const std::vector<Param>& params, std::size_t i, double loss_scale);
+
   /// Ends the step's micro-batches: the sums become the parameters' gradients, to be read and dropped as any.
-  void close(const std::vector<Param>& params);
+  /// `largest`, with ranks: numbers of which each becomes the largest of all ranks'.
+  void close(const std::vector<Param>& params, std::vector<int32_t>* largest = nullptr);
   bool closed() const { return closed_; }
   /// Of this step, so far.
   int64_t micro_batches() const { return micro_batches_; }
@@ -45,19 +57,25 @@ class GradAccumulator {
 
  private:
   struct Sum {
-    at::Tensor values;        // FP32, or BF16
-    at::Tensor compensation;  // BF16, with Accumulation::Bf16Kahan
-    bool begun = false;       // in this step
+    at::Tensor values;           // FP32, or BF16
+    at::Tensor compensation;     // BF16, with Accumulation::Bf16Kahan
+    bool begun = false;          // in this step; in a tree, in this micro-batch,
+    bool begun_in_step = false;  // and in an earlier one
   };
 
-  void add(const std::vector<Param>& params);
-  void make_sum(Sum& sum, const at::Tensor& working) const;
+  void add(const std::vector<Param>& params, const std::vector<std::size_t>& which);
+  void sum_over_ranks(const std::vector<Param>& params, std::vector<int32_t>* largest);
+  void note_bad(const GradSummary& micro_batch);
+  void make_sum(Sum& sum, const Param& param) const;
+  std::vector<char> begun() const;
 
   Accumulation kind_;
+  std::shared_ptr<GradReducer> reducer_;
   std::vector<Sum> sums_;  // one for each parameter, made when it first has a gradient
   int64_t micro_batches_ = 0;
   int64_t bad_micro_batch_ = -1;  // the first one
   std::string bad_parameter_;
+  int bad_rank_ = -1;
   std::vector<GradSummary> on_device_;  // of each micro-batch of this step that was not read
   int64_t first_on_device_ = 0;         // which one the first of them is
   bool closed_ = false;

@@ -35,8 +35,9 @@ Images read_images(const Path& folder, const std::string& part) {
 
 class ImageTask final : public Task {
  public:
-  explicit ImageTask(const RunConfig& config)
+  ImageTask(const RunConfig& config, const Ranks& ranks)
       : config_(config),
+        ranks_(ranks),
         training_(read_images(*config.data.images, "train")),
         held_out_(read_images(*config.data.images, "t10k")),
         options_(batch_options()),
@@ -56,7 +57,7 @@ class ImageTask final : public Task {
   std::string unit() const override { return "images"; }
   int64_t items_per_batch() const override { return config_.data.batch_size; }
 
-  void take_batch() override { batch_ = on_device(batches_.next()); }
+  void take_batch() override { batch_ = on_device(batches_.next_part(ranks_.rank(), ranks_.size())); }
   at::Tensor loss() override { return at::cross_entropy_loss(model_->forward(batch_.images), batch_.labels); }
 
   Score evaluate(const MixedPrecision& precision) override {
@@ -68,9 +69,10 @@ class ImageTask final : public Task {
     std::vector<at::Tensor>
         found;  // loss and right answers, read together: an accelerator is waited for once
     int64_t right = 0;
-    for (int64_t batches = 0; score.count < held.count(); ++batches) {
+    for (int64_t batches = 0, taken = 0; taken < held.count(); ++batches, taken += options_.batch_size) {
       if (config_.train.evaluate_batches > 0 && batches == config_.train.evaluate_batches) break;
-      const ImageBatch batch = on_device(held.next());
+      const ImageBatch batch = on_device(held.next_part(ranks_.rank(), ranks_.size()));
+      if (batch.labels.numel() == 0) continue;
       const at::Tensor logits = precision.forward([&] { return model_->forward(batch.images); });
       found.push_back(at::cross_entropy_loss(logits.to(at::kFloat), batch.labels, {}, at::Reduction::Sum));
       found.push_back(logits.argmax(1).eq(batch.labels).sum());
@@ -81,9 +83,8 @@ class ImageTask final : public Task {
       score.loss += arrival.wait_for(i).item<double>();
       right += arrival.wait_for(i + 1).item<int64_t>();
     }
-    score.loss /= static_cast<double>(score.count);
-    score.accuracy = static_cast<double>(right) / static_cast<double>(score.count);
-    return score;
+    score.accuracy = static_cast<double>(right);
+    return mean_of_ranks(score, ranks_);
   }
 
   StateDict state_dict() const override {
@@ -116,6 +117,7 @@ class ImageTask final : public Task {
   }
 
   RunConfig config_;
+  Ranks ranks_;
   Images training_, held_out_;
   ImageBatchOptions options_;
   ResNet18 model_;
@@ -125,6 +127,9 @@ class ImageTask final : public Task {
 
 }  // namespace
 
-std::unique_ptr<Task> image_task(const RunConfig& config) { return std::make_unique<ImageTask>(config); }
+std::unique_ptr<Task> image_task(const RunConfig& config, const Ranks& ranks) {
+  check_batch_divides(config, ranks);
+  return std::make_unique<ImageTask>(config, ranks);
+}
 
 }  // namespace halfstep::train

@@ -7,6 +7,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_amp_update_scale.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
@@ -26,6 +27,7 @@
 #include "tensor/vector_math.h"
 #include "train/accumulator.h"
 #include "train/contents.h"
+#include "train/grad_hooks.h"
 #include "train/weight_file.h"
 #include "train/weight_watch.h"
 
@@ -151,6 +153,57 @@ void check_buffers_apart(const Precision& precision, const train::Contents& cont
   }
 }
 
+// Ranks
+
+/// A number for all that must be the same on all ranks of one parameter or buffer.
+int64_t fingerprint(const std::string& name, const at::Tensor& tensor) {
+  std::string text = name;
+  if (tensor.defined())
+    text += detail::concat("|", tensor.sizes(), "|", tensor.scalar_type(), "|", tensor.requires_grad());
+  return static_cast<int64_t>(std::hash<std::string>()(text));
+}
+
+/// Better said at once than by sums of different things.
+void check_same_on_all_ranks(const Ranks& ranks, const Precision& precision,
+                             const train::Contents& contents) {
+  std::vector<int64_t> prints{fingerprint(precision.name(), {})};
+  for (const auto& [name, parameter] : contents.parameters) prints.push_back(fingerprint(name, parameter));
+  for (const auto& [name, buffer] : contents.buffers) prints.push_back(fingerprint(name, buffer));
+  const auto gathered = [&](const std::vector<int64_t>& mine) {
+    return ranks.gathered(at::tensor(mine, at::kLong));
+  };
+  const at::Tensor counts = gathered(
+      {static_cast<int64_t>(contents.parameters.size()), static_cast<int64_t>(contents.buffers.size())});
+  for (int rank = 1; rank < ranks.size(); ++rank)
+    HALFSTEP_CHECK(counts[rank].equal(counts[0]), "MixedPrecision: rank ", rank, "'s model has ",
+                   counts[rank][0].item<int64_t>(), " parameters and ", counts[rank][1].item<int64_t>(),
+                   " buffers, rank 0's ", counts[0][0].item<int64_t>(), " and ", counts[0][1].item<int64_t>(),
+                   ". All ranks train one model.");
+  const at::Tensor all = gathered(prints);
+  for (int rank = 1; rank < ranks.size(); ++rank)
+    for (std::size_t i = 0; i < prints.size(); ++i) {
+      const auto at = static_cast<int64_t>(i);
+      if (all[rank][at].item<int64_t>() == all[0][at].item<int64_t>()) continue;
+      HALFSTEP_CHECK(i > 0, "MixedPrecision: rank ", rank,
+                     " and rank 0 have different precisions; this one has ", precision.name(), ".");
+      const std::size_t parameters = contents.parameters.size();
+      const std::string& name =
+          i <= parameters ? contents.parameters[i - 1].first : contents.buffers[i - 1 - parameters].first;
+      detail::throw_error(detail::concat(
+          "MixedPrecision: rank ", rank, "'s model differs from rank 0's, first in what this rank (",
+          ranks.rank(), ") calls '", name,
+          "': in name, shape, type or requires_grad. All ranks train one model."));
+    }
+}
+
+void take_first_ranks(const Ranks& ranks, const at::Tensor& tensor) {
+  if (ranks.size() == 1 || !tensor.defined() || tensor.numel() == 0) return;
+  const at::NoGradGuard no_grad;
+  const at::Tensor values = tensor.detach().contiguous();
+  ranks.broadcast(values, 0);
+  if (!values.is_alias_of(tensor)) tensor.detach().copy_(values);
+}
+
 void check_every_rule_matches(const Precision& precision, const train::Contents& contents) {
   for (const WeightRule& rule : precision.weight_rules) {
     const bool used = std::any_of(contents.parameters.begin(), contents.parameters.end(),
@@ -231,7 +284,9 @@ struct MixedPrecision::Impl {
   std::optional<train::Float32ProductsGuard> float32_products;
   std::vector<Param> params;
   scaling::ScalerState scaler;
+  std::shared_ptr<GradReducer> reducer{};  // with ranks
   std::optional<train::GradAccumulator> accumulator;
+  std::optional<train::GradHooks> hooks{};
   train::WeightWatch weights;
   std::optional<train::BufferGuard> buffers;
   std::vector<LayerPlan> layers{};         // with a recipe
@@ -272,6 +327,7 @@ struct MixedPrecision::Impl {
       ScaleOnDevice::check(scaler.options);
       on_device.emplace();
     }
+    if (options.ranks.size() > 1 || options.reduction.canonical_batches > 0) join_ranks(contents);
     const std::vector<PlannedWeight> weights = planned_weights(contents);
     check_every_layer_rule_matches(precision, weights);
     if (precision.recipe && on_device)
@@ -281,8 +337,50 @@ struct MixedPrecision::Impl {
     params = take_in(precision, contents);
     if (precision.recipe) begin_recipe();
     buffers.emplace(std::move(contents.buffers), std::move(contents.present_buffers));
-    if (options.accumulation != Accumulation::None) accumulator.emplace(options.accumulation);
+    if (reducer) {
+      accumulator.emplace(Accumulation::Fp32, reducer);
+      hooks.emplace([this](std::size_t i) { accumulator->add_last_of(params, i, scaler.state.loss_scale); });
+    } else if (options.accumulation != Accumulation::None) {
+      accumulator.emplace(options.accumulation);
+    }
     write_scale();
+  }
+
+  /// Before the model is touched: all ranks have the same model, and rank 0's values.
+  void join_ranks(const train::Contents& contents) {
+    HALFSTEP_CHECK(!on_device, "MixedPrecision: ranks of models on ",
+                   contents.parameters.front().second.device(), "; in this build they are on the CPU.");
+    HALFSTEP_CHECK(options.accumulation != Accumulation::Bf16Kahan,
+                   "MixedPrecision: sums of several ranks are FP32: Accumulation::Fp32, not Bf16Kahan.");
+    reducer = std::make_shared<GradReducer>(
+        options.ranks, GradReducerOptions{.type = options.reduction.type,
+                                          .canonical_batches = options.reduction.canonical_batches});
+    check_same_on_all_ranks(options.ranks, precision, contents);
+    for (const auto& [name, parameter] : contents.parameters) take_first_ranks(options.ranks, parameter);
+    for (const auto& [name, buffer] : contents.buffers) take_first_ranks(options.ranks, buffer);
+  }
+
+  void close_sum() {
+    if (!accumulator) return;
+    if (!reducer || accumulator->closed()) return accumulator->close(params);
+    // Largest magnitudes that the recipe has noted, and which buffers forward has changed.
+    std::vector<int32_t> numbers = quant ? quant->of_step() : std::vector<int32_t>();
+    const std::size_t amaxes = numbers.size();
+    const train::NamedBuffers& present = buffers->buffers();
+    for (std::size_t i = 0; i < present.size(); ++i) {
+      // By its values: a batch norm's own operation writes without a trace in the version.
+      const at::Tensor before = buffers->at_start_of_step(i);
+      numbers.push_back(before.defined() && !before.equal(present[i].second));
+    }
+    accumulator->close(params, &numbers);
+    if (quant) quant->set_of_step({numbers.begin(), numbers.begin() + static_cast<std::ptrdiff_t>(amaxes)});
+    for (std::size_t i = 0; i < present.size(); ++i)
+      if (numbers[amaxes + i]) take_first_ranks(reducer->ranks(), present[i].second);
+  }
+
+  /// Whether the gradients of this backward may leave before it is over.
+  bool may_leave_early(const BackwardOptions& backward) const {
+    return reducer && !reducer->canonical() && (backward.last || options.accumulation == Accumulation::None);
   }
 
   void plan_recipe(const std::vector<PlannedWeight>& weights) {
@@ -439,6 +537,8 @@ std::vector<Param> MixedPrecision::params(std::string_view prefix) const {
   return found;
 }
 const Precision& MixedPrecision::precision() const { return impl_->precision; }
+const Ranks& MixedPrecision::ranks() const { return impl_->options.ranks; }
+const RankReduction& MixedPrecision::reduction() const { return impl_->options.reduction; }
 const std::vector<LayerPlan>& MixedPrecision::layers() const { return impl_->layers; }
 std::int64_t MixedPrecision::quantised_uses(std::string_view weight) const {
   if (!impl_->quant) return 0;
@@ -509,18 +609,30 @@ void MixedPrecision::backward(const at::Tensor& loss, BackwardOptions options) {
       "mp.zero_grad() starts the step again.");
   impl_->check_no_grad_left();
   if (!impl_->accumulator) impl_->weights.begin_backward(impl_->params);
+  HALFSTEP_CHECK(
+      !impl_->reducer || impl_->options.accumulation != Accumulation::None || impl_->reducer->canonical() ||
+          !impl_->backward_ran,
+      "MixedPrecision: a second backward in one step, whose gradients are with the other ranks already. Ask "
+      "for Accumulation::Fp32 where several losses or micro-batches make a step.");
   const MemoryClassScope memory(MemoryClass::Gradient);
   // In FP32: 2^16 times a loss of 2 is Inf in FP16.
   at::Tensor root = loss;
   if (impl_->precision.loss_scaling)
     root =
         impl_->on_device ? loss.to(at::kFloat) * impl_->on_device->scale : loss.to(at::kFloat) * loss_scale();
+  // The mean over ranks is the sum of what each has of it, as the mean over micro-batches is.
+  if (impl_->reducer && !impl_->reducer->canonical() && impl_->reducer->ranks().size() > 1)
+    root = root.to(at::kFloat) / impl_->reducer->ranks().size();
+  if (impl_->reducer) impl_->accumulator->begin_backward(impl_->params);
   try {
+    std::optional<train::GradHooks::Armed> armed;
+    if (impl_->may_leave_early(options)) armed.emplace(*impl_->hooks, impl_->params);
     root.backward({}, options.retain_graph);
   } catch (...) {
     // What it had made until then is no micro-batch.
     if (impl_->accumulator)
       for (const Param& param : impl_->params) param.working.mutable_grad().reset();
+    if (impl_->reducer && impl_->may_leave_early(options)) impl_->accumulator->begin_step();
     throw;
   }
   impl_->backward_ran = true;
@@ -532,14 +644,15 @@ void MixedPrecision::backward(const at::Tensor& loss, BackwardOptions options) {
     impl_->weights.end_backward(impl_->params);
 }
 
-void MixedPrecision::close_sum() {
-  if (impl_->accumulator) impl_->accumulator->close(impl_->params);
-}
+void MixedPrecision::close_sum() { impl_->close_sum(); }
 
 GradSummary MixedPrecision::inspect_grads(GradDetail detail) const {
   if (impl_->inspected && impl_->weights.another_step(impl_->params))
     impl_->check_advanced("inspect_grads of the next step");
   impl_->check_backward_ran();
+  // Without accumulation there is no sum that a caller knows of.
+  if (impl_->reducer && impl_->options.accumulation == Accumulation::None && !impl_->accumulator->closed())
+    impl_->close_sum();
   HALFSTEP_CHECK(
       !impl_->accumulator || impl_->accumulator->closed(),
       "MixedPrecision: inspect_grads, but the sum of this step's micro-batches is still open. Call "

@@ -134,16 +134,23 @@ FolderClaim::~FolderClaim() {
   if (made_) fs::remove(folder_, ignored);
 }
 
-RunFolder::RunFolder(const ResolvedConfig& resolved, const fs::path& folder, std::optional<int64_t> from_step)
+RunFolder::RunFolder(const ResolvedConfig& resolved, const fs::path& folder, std::optional<int64_t> from_step,
+                     bool only_reads)
     : resolved_(resolved),
       folder_(folder),
-      checkpoints_(folder / "checkpoints", {.keep_last = resolved.config.checkpoint.keep_last,
-                                            .keep_every = resolved.config.checkpoint.keep_every,
-                                            .keep_best = resolved.config.checkpoint.keep_best}),
-      checkpoint_(checkpoint_to_resume(checkpoints_, resolved.config.checkpoint.resume, folder, from_step)),
+      only_reads_(only_reads),
       histogram_every_(resolved.config.train.evaluate_every > 0 ? resolved.config.train.evaluate_every
                                                                 : kHistogramSteps),
       log_every_(resolved.config.log.every) {
+  const RunConfig::Checkpoint& asked = resolved.config.checkpoint;
+  if (only_reads) {
+    if (from_step) checkpoint_ = load_checkpoint(folder / "checkpoints", *from_step);
+  } else {
+    checkpoints_.emplace(folder / "checkpoints", CheckpointOptions{.keep_last = asked.keep_last,
+                                                                   .keep_every = asked.keep_every,
+                                                                   .keep_best = asked.keep_best});
+    checkpoint_ = checkpoint_to_resume(*checkpoints_, asked.resume, folder, from_step);
+  }
   if (!checkpoint_) return;
   step_ = saved_step_ = checkpoint_->step;
   notes_.push_back(detail::concat("resumed after step ", step_));
@@ -166,6 +173,7 @@ RunFolder::RunFolder(const ResolvedConfig& resolved, const fs::path& folder, std
 
 void RunFolder::begin(const std::string& unit, uint64_t checkpoint_bytes, RunWatcher& watcher) {
   watcher_ = &watcher;
+  if (only_reads_) return checkpoint_.reset();
   check_room_to_begin(checkpoint_bytes);
   if (checkpoint_) {
     const auto pinned = pinned_after(step_);
@@ -174,7 +182,7 @@ void RunFolder::begin(const std::string& unit, uint64_t checkpoint_bytes, RunWat
                    " would remove it. Unpin it, or copy it elsewhere.");
     RunLog::check_resumable(folder_, step_);
     if (auto removal = removal_text(step_)) notes_.push_back(std::move(*removal));
-    checkpoints_.remove_newer_than(step_);
+    checkpoints_->remove_newer_than(step_);
     checkpoint_.reset();  // its tensors take as much memory as the run's
   } else if (const int64_t last = RunLog::last_step(folder_); last > 0) {
     notes_.push_back(detail::concat("the folder held a run of ", last,
@@ -229,6 +237,7 @@ EventFile* RunFolder::histograms_at(int64_t step) {
 }
 
 void RunFolder::write(const StepRecord& record) {
+  if (only_reads_) return;
   patiently(record.step, kLog, [&] { log_->step(record); });
   if (!events_) return;
   patiently(record.step, kEvents, [&] {
@@ -247,6 +256,7 @@ void RunFolder::write(const StepRecord& record) {
 }
 
 void RunFolder::write(const EvaluationRecord& record) {
+  if (only_reads_) return;
   patiently(record.step, kLog, [&] { log_->evaluation(record); });
   if (!events_) return;
   patiently(record.step, kEvents, [&] {
@@ -257,15 +267,18 @@ void RunFolder::write(const EvaluationRecord& record) {
 }
 
 void RunFolder::write(const SampleRecord& record) {
+  if (only_reads_) return;
   patiently(record.step, kLog, [&] { log_->sample(record); });
 }
 
 void RunFolder::note(int64_t step, std::string_view text) {
   watcher_->note(step, text);
+  if (only_reads_) return;
   patiently(step, kLog, [&] { log_->note(step, seconds(), text); });
 }
 
 void RunFolder::end(const RunEnd& end) {
+  if (only_reads_) return;
   patiently(end.step, kLog, [&] {
     log_->end(end.step, seconds(), to_string(end.outcome), end.why);
     log_->sync();
@@ -274,7 +287,7 @@ void RunFolder::end(const RunEnd& end) {
 }
 
 std::optional<std::string> RunFolder::unwritten() const {
-  const int64_t records = log_->unwritten();
+  const int64_t records = only_reads_ ? 0 : log_->unwritten();
   if (records == 0) return std::nullopt;
   const auto refused = refused_.find(kLog);
   return detail::concat(
@@ -289,6 +302,7 @@ double RunFolder::retry_seconds() const {
 }
 
 bool RunFolder::save_due(int64_t step) const {
+  if (only_reads_) return false;
   if (step == saved_step_ || (saving_ && step == saving_->step)) return false;
   const RunConfig::Checkpoint& asked = resolved_.config.checkpoint;
   const double since = seconds_here() - saved_at_;
@@ -313,7 +327,7 @@ void RunFolder::check_room_to_begin(uint64_t checkpoint_bytes) {
   const RunConfig::Checkpoint& asked = resolved_.config.checkpoint;
   const auto keep_last = static_cast<uint64_t>(asked.keep_last);
   uint64_t newer = 0, in_turn = 0;  // that go, and that will go when new ones come
-  for (const int64_t step : checkpoints_.steps()) {
+  for (const int64_t step : checkpoints_->steps()) {
     const bool stays_for_ever = files::is_pinned(folder_ / "checkpoints", step) ||
                                 (asked.keep_every > 0 && step % asked.keep_every == 0);
     if (step > step_)
@@ -365,7 +379,7 @@ void RunFolder::save(Checkpoint checkpoint) {
   if (events_) patiently(step, kEvents, [&] { events_->flush(); });
   try {
     if (const auto room = free_bytes()) check_space(*room, static_cast<uint64_t>(bytes_of(checkpoint)));
-    const SaveReport report = checkpoints_.save_async(std::move(checkpoint));
+    const SaveReport report = checkpoints_->save_async(std::move(checkpoint));
     saving_ = {
         .step = step, .tensor_bytes = static_cast<int64_t>(report.tensor_bytes), .begun = seconds_here()};
   } catch (const FileError& error) {  // any other is no matter of the disk, and would come again
@@ -374,7 +388,7 @@ void RunFolder::save(Checkpoint checkpoint) {
 }
 
 void RunFolder::look_after_saves(int64_t step) {
-  if (saving_ && !checkpoints_.writing()) finish_saves(step);
+  if (saving_ && !checkpoints_->writing()) finish_saves(step);
 }
 
 void RunFolder::finish_saves(int64_t step) {
@@ -383,7 +397,7 @@ void RunFolder::finish_saves(int64_t step) {
   saving_.reset();
   std::string trouble;
   try {
-    checkpoints_.wait();
+    checkpoints_->wait();
   } catch (const OldCheckpointError& error) {
     trouble = error.what();
   } catch (const Error& error) {
@@ -404,6 +418,7 @@ void RunFolder::finish_saves(int64_t step) {
 }
 
 void RunFolder::save_last(const Checkpoint& checkpoint) {
+  if (only_reads_) return;
   constexpr std::array<double, 5> kPauses = {0.2, 0.5, 1, 2, 4};
   ending_ = true;
   for (size_t attempt = 0;; ++attempt) {
@@ -422,7 +437,7 @@ void RunFolder::save_last(const Checkpoint& checkpoint) {
 
 std::vector<CheckpointSummary> RunFolder::whole_checkpoints() const {
   std::vector<CheckpointSummary> found;
-  for (const int64_t step : checkpoints_.steps()) try {
+  for (const int64_t step : checkpoints_->steps()) try {
       found.push_back(summarize_checkpoint(folder_ / "checkpoints", step));
     } catch (const Error&) {  // damaged: nothing to go back to
     }
@@ -466,15 +481,19 @@ std::optional<std::string> RunFolder::removal_text(int64_t step) const {
 }
 
 std::optional<int64_t> RunFolder::pinned_after(int64_t step) const {
-  for (const int64_t each : checkpoints_.steps())
+  for (const int64_t each : checkpoints_->steps())
     if (each > step && files::is_pinned(folder_ / "checkpoints", each)) return each;
   return std::nullopt;
 }
 
 Checkpoint RunFolder::go_back_to(int64_t step, const std::string& unit) {
-  Checkpoint checkpoint = checkpoints_.load(step);
+  Checkpoint checkpoint = load_checkpoint(folder_ / "checkpoints", step);
+  if (only_reads_) {
+    step_ = saved_step_ = step;
+    return checkpoint;
+  }
   const auto removal = removal_text(step);
-  checkpoints_.remove_newer_than(step);
+  checkpoints_->remove_newer_than(step);
   step_ = saved_step_ = step;
   const auto gap = open_logs(unit);
   for (const auto& text : {removal, gap})
@@ -483,7 +502,7 @@ Checkpoint RunFolder::go_back_to(int64_t step, const std::string& unit) {
 }
 
 void RunFolder::write_status(const std::string& state, const StepRecord* latest, bool at_once) {
-  if (!at_once && seconds_here() - status_at_ < kStatusSeconds) return;
+  if (only_reads_ || (!at_once && seconds_here() - status_at_ < kStatusSeconds)) return;
   status_at_ = seconds_here();
   nlohmann::ordered_json status{{"state", state},
                                 {"process", ::getpid()},

@@ -44,8 +44,11 @@ class RunFolder {
  public:
   /// Looks for the checkpoint to go on from: checkpoint.resume says whether, `from_step` which. Nothing is
   /// changed yet.
+  ///
+  /// With `only_reads`, for a rank that another one writes for, nothing ever is; `from_step` is then the one
+  /// that the writer goes on from, nothing in a new run.
   RunFolder(const ResolvedConfig& resolved, const std::filesystem::path& folder,
-            std::optional<int64_t> from_step);
+            std::optional<int64_t> from_step, bool only_reads);
 
   /// To go on from; nothing in a new run.
   const std::optional<Checkpoint>& checkpoint() const { return checkpoint_; }
@@ -123,7 +126,8 @@ class RunFolder {
 
   ResolvedConfig resolved_;
   std::filesystem::path folder_;
-  CheckpointFolder checkpoints_;
+  bool only_reads_;
+  std::optional<CheckpointFolder> checkpoints_{};  // of the one that writes
   std::optional<Checkpoint> checkpoint_;
   std::vector<std::string> notes_;
   int64_t step_ = 0;

@@ -1,6 +1,11 @@
 #include <halfstep/checkpoint.h>
+#include <halfstep/error.h>
 #include <halfstep/task.h>
 #include <halfstep/tensor_file.h>
+
+#include <ATen/ops/empty.h>
+
+#include "train/tasks.h"
 
 namespace halfstep {
 
@@ -21,3 +26,25 @@ void Task::write_model(const std::filesystem::path& folder) {
 }
 
 }  // namespace halfstep
+
+namespace halfstep::train {
+
+void check_batch_divides(const RunConfig& config, const Ranks& ranks) {
+  const int64_t rows = config.data.batch_size, parts = ranks.size(), below = rows / parts * parts;
+  HALFSTEP_CHECK(rows % parts == 0, "data.batch_size is ", rows, ", of which ", parts,
+                 " ranks take equal parts. Set it to ", below > 0 ? detail::concat(below, " or ") : "",
+                 below + parts, ", or start another number of ranks.");
+}
+
+Score mean_of_ranks(Score sums, const Ranks& ranks) {
+  const at::Tensor all = at::empty({3}, at::kDouble);
+  auto* const numbers = all.mutable_data_ptr<double>();
+  numbers[0] = sums.loss, numbers[1] = static_cast<double>(sums.count),
+  numbers[2] = sums.accuracy.value_or(0);
+  ranks.sum(all);
+  Score mean{.loss = numbers[0] / numbers[1], .accuracy = {}, .count = static_cast<int64_t>(numbers[1])};
+  if (sums.accuracy) mean.accuracy = numbers[2] / numbers[1];
+  return mean;
+}
+
+}  // namespace halfstep::train

@@ -167,8 +167,9 @@ int64_t learned_in(const TokenBatch& batch) {
 
 class TextTask final : public Task {
  public:
-  TextTask(const RunConfig& config, const Path& tokens_folder, int64_t most_text_bytes)
+  TextTask(const RunConfig& config, const Path& tokens_folder, int64_t most_text_bytes, const Ranks& ranks)
       : config_(config),
+        ranks_(ranks),
         tokenizer_path_(tokenizer_path(config)),
         tokenizer_(tokenizer_path_ ? Tokenizer::from_file(*tokenizer_path_) : Tokenizer::bytes()),
         companions_(companions_of(config, tokenizer_path_)),
@@ -180,7 +181,8 @@ class TextTask final : public Task {
                                  .chat_text = chat_text_of(config),
                                  .end = end_of(config, tokenizer_),
                                  .most_text_bytes = most_text_bytes,
-                                 .has_checkpoints = has_checkpoints(tokens_folder.parent_path())})) {
+                                 .has_checkpoints = has_checkpoints(tokens_folder.parent_path()),
+                                 .only_read = ranks.rank() > 0})) {
     HALFSTEP_CHECK(tokenizer_.vocabulary_size() <= model_->vocabulary(), "The tokenizer has ",
                    tokenizer_.vocabulary_size(), " tokens and the model knows ", model_->vocabulary(),
                    ". Raise model.vocabulary, or take the model's own tokenizer.");
@@ -234,17 +236,23 @@ class TextTask final : public Task {
   /// behind it.
   void take_batch() override {
     const int64_t before = batches_->sequences_taken();
-    TokenBatch taken = batches_->next();
-    while (learned_in(taken) == 0) {
+    for (;;) {
+      const TokenBatch taken = batches_->next_part(ranks_.rank(), ranks_.size());
+      weight_ = weight_of(taken);
+      batch_ = on_device(taken);
+      if (weight_) return;
       // From the middle of an epoch on, two of them hold each sequence at least once.
       HALFSTEP_CHECK(batches_->sequences_taken() - before < 2 * batches_->windows(), "data.train: none of ",
                      batches_->windows(), " sequences has a token to learn. Raise data.sequence_length, ",
                      config_.data.sequence_length, " now, or give data with answers.");
-      taken = batches_->next();
     }
-    batch_ = on_device(taken);
   }
-  at::Tensor loss() override { return model_->loss(batch_.inputs, batch_.targets, batch_.documents); }
+  at::Tensor loss() override {
+    const at::Tensor loss = model_->loss(batch_.inputs, batch_.targets, batch_.documents);
+    if (*weight_ == 1) return loss;
+    // The mean of nothing is NaN, and its gradients are zeros.
+    return (*weight_ == 0 ? loss.nan_to_num(0) : loss) * *weight_;
+  }
 
   Score evaluate(const MixedPrecision& precision) override {
     const EvaluationScope evaluation(*model_);
@@ -254,7 +262,7 @@ class TextTask final : public Task {
     std::vector<int64_t> counts;
     for (int64_t batches = 0; held_out_->sequences_taken() < held_out_->windows(); ++batches) {
       if (config_.train.evaluate_batches > 0 && batches == config_.train.evaluate_batches) break;
-      const TokenBatch taken = held_out_->next(), batch = on_device(taken);
+      const TokenBatch taken = held_out_->next_part(ranks_.rank(), ranks_.size()), batch = on_device(taken);
       if (learned_in(taken) == 0) continue;  // the mean of nothing
       losses.push_back(
           precision.forward([&] { return model_->loss(batch.inputs, batch.targets, batch.documents); }));
@@ -268,8 +276,7 @@ class TextTask final : public Task {
       score.loss += arrival.wait_for(i).item<double>() * static_cast<double>(counts[i]);
       score.count += counts[i];
     }
-    score.loss /= static_cast<double>(score.count);
-    return score;
+    return mean_of_ranks(score, ranks_);
   }
 
   std::optional<Sample> sample(const MixedPrecision& precision, uint64_t seed) override {
@@ -332,6 +339,18 @@ class TextTask final : public Task {
                    "there, model.from = \"RUN/model\" goes on from the weights of a run that is done.");
   }
 
+  /// What this rank's mean loss counts in the mean over ranks: where not every token is learned, one rank may
+  /// have more of them than others. Nothing where no rank has any.
+  std::optional<double> weight_of(const TokenBatch& part) const {
+    if (!part.documents.defined()) return 1;
+    const int64_t mine = learned_in(part);
+    const at::Tensor all = at::full({1}, mine, at::kLong);
+    ranks_.sum(all);
+    const auto total = all.item<int64_t>();
+    if (total == 0) return std::nullopt;
+    return static_cast<double>(mine * ranks_.size()) / static_cast<double>(total);
+  }
+
   TokenBatch on_device(const TokenBatch& batch) const {
     const at::Device device = model_->parameters().front().device();
     return {.inputs = sent_to(device, batch.inputs),
@@ -347,6 +366,7 @@ class TextTask final : public Task {
   }
 
   RunConfig config_;
+  Ranks ranks_;
   std::optional<Path> tokenizer_path_;
   Tokenizer tokenizer_;
   std::map<std::string, std::string> companions_;  ///< what is written beside the model, by name
@@ -357,12 +377,15 @@ class TextTask final : public Task {
   StateDict held_out_beginning_;  ///< every evaluation starts here
   int64_t training_tokens_ = 0, held_out_tokens_ = 0;
   TokenBatch batch_;
+  std::optional<double> weight_;
 };
 
 }  // namespace
 
-std::unique_ptr<Task> text_task(const RunConfig& config, const Path& tokens_folder, int64_t most_text_bytes) {
-  return std::make_unique<TextTask>(config, tokens_folder, most_text_bytes);
+std::unique_ptr<Task> text_task(const RunConfig& config, const Path& tokens_folder, int64_t most_text_bytes,
+                                const Ranks& ranks) {
+  check_batch_divides(config, ranks);
+  return std::make_unique<TextTask>(config, tokens_folder, most_text_bytes, ranks);
 }
 
 }  // namespace halfstep::train

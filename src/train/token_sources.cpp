@@ -308,8 +308,22 @@ class Unpacked {
 
 bool is_token_file(const Path& path) { return path.extension() == ".bin" || path.extension() == ".tokens"; }
 
+/// What another process has made of the same configuration.
+static TokenSources made_tokens(const RunConfig::Data& data, const Path& folder) {
+  TokenSources sources;
+  const auto take = [&](const std::vector<std::string>& names, const Path& made, std::vector<Path>& into) {
+    for (const std::string& name : names)
+      if (is_token_file(name)) into.push_back(name);
+    if (std::filesystem::exists(made)) into.push_back(made);
+  };
+  take(data.train, folder / "train.tokens", sources.train);
+  take(data.validation, folder / "validation.tokens", sources.validation);
+  return sources;
+}
+
 TokenSources prepare_tokens(const RunConfig::Data& data, const Tokenizer& tokenizer, const Path& folder,
                             const TokenOptions& options) {
+  if (options.only_read) return made_tokens(data, folder);
   const Unpacked unpacked(folder / "unpacked");
   Given train = sort_out(data, data.train, "data.train", unpacked.of("train"));
   Given validation = sort_out(data, data.validation, "data.validation", unpacked.of("validation"));

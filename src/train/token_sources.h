@@ -29,6 +29,7 @@ struct TokenOptions {
   int64_t most_text_bytes = 0;         ///< of training and of held-out text, each; 0: all
   /// A run with checkpoints goes on with the tokens it has: others are refused, and its file is left alone.
   bool has_checkpoints = false;
+  bool only_read = false;  ///< another process has made all token files
 };
 
 bool is_token_file(const std::filesystem::path& path);

@@ -2,7 +2,10 @@
 #include <ATen/Parallel.h>
 #include <halfstep/error.h>
 #include <halfstep/memory.h>
+#include <halfstep/ranks.h>
 #include <halfstep/trainer.h>
+
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cmath>
@@ -57,7 +60,8 @@ struct Trainer::Impl {
   std::filesystem::path folder;
   PhaseClock since_start;
   TrainerOptions options;
-  train::FolderClaim claim;  // before text is encoded into the folder
+  Ranks ranks;
+  std::optional<train::FolderClaim> claim;  // of rank 0: before text is encoded into the folder
   Training training;
   RunPlan plan;
 
@@ -67,19 +71,28 @@ struct Trainer::Impl {
       : resolved(given),
         folder(where),
         options(asked),
-        claim(where),
-        training(given.config, task(std::move(own))) {
+        ranks(asked.ranks ? *asked.ranks : Ranks()),
+        training(given.config, task(std::move(own)), ranks) {
     plan = plan_of(given.config, training, where);
   }
 
-  std::unique_ptr<Task> task(std::unique_ptr<Task> own) const {
+  /// Rank 0 has the folder, and makes tokens of text there, before the others look into it.
+  std::unique_ptr<Task> task(std::unique_ptr<Task> own) {
+    if (ranks.rank() > 0) ranks.wait_for_first();
+    if (ranks.rank() == 0) claim.emplace(folder);
+    std::unique_ptr<Task> made = made_task(std::move(own));
+    if (ranks.rank() == 0) ranks.wait_for_first();
+    return made;
+  }
+
+  std::unique_ptr<Task> made_task(std::unique_ptr<Task> own) const {
     if (config().train.threads) at::set_num_threads(static_cast<int>(*config().train.threads));
     at::manual_seed(static_cast<uint64_t>(config().train.seed));  // dropout
     const MemoryClassScope memory(MemoryClass::Working);
     if (own) return own;
     return config().model.kind == "resnet18"
-               ? train::image_task(config())
-               : train::text_task(config(), folder / "tokens", options.most_text_bytes);
+               ? train::image_task(config(), ranks)
+               : train::text_task(config(), folder / "tokens", options.most_text_bytes, ranks);
   }
 
   const RunConfig& config() const { return resolved.config; }
@@ -97,8 +110,14 @@ class Trainer::Impl::Run {
         config_(trainer.config()),
         watcher_(watcher),
         stop_(stop),
-        folder_(trainer.resolved, trainer.folder, trainer.options.from_step),
+        folder_(trainer.resolved, trainer.folder,
+                is_first() ? trainer.options.from_step : told_step(trainer.ranks, std::nullopt),
+                /*only_reads=*/!is_first()),
         watchdog_(60 * config_.train.watchdog_minutes, watcher) {
+    if (is_first()) {
+      const bool resumes = folder_.checkpoint().has_value();
+      told_step(trainer.ranks, resumes ? std::optional(folder_.step()) : std::nullopt);
+    }
     // Before anything in the folder changes: a checkpoint that does not fit leaves it as it was.
     HALFSTEP_CHECK(folder_.step() <= config_.train.steps, trainer.folder.string(), ": ", folder_.step(),
                    " steps are done, and train.steps is ", config_.train.steps,
@@ -108,6 +127,7 @@ class Trainer::Impl::Run {
       for (std::string& change : training_.task().changes_since(folder_.checkpoint()->part("task")))
         folder_.add_note(std::move(change));
     }
+    trainer.ranks.barrier();  // all have read their checkpoint
     folder_.begin(trainer.plan.unit, trainer.last(folder_.step()) ? 0 : checkpoint_bytes(), watcher);
     begun_at_ = step_ = told_step_ = trainer.plan.steps_done = folder_.step();
     watcher.begin(trainer.plan);
@@ -121,7 +141,8 @@ class Trainer::Impl::Run {
       end = take_steps();
       if (end.outcome != RunOutcome::Diverged) save_what_is_left();
       folder_.finish_saves(step_);
-      if (end.outcome == RunOutcome::Done) training_.task().write_model(trainer_.folder / "model");
+      if (end.outcome == RunOutcome::Done && is_first())
+        training_.task().write_model(trainer_.folder / "model");
     } catch (const std::exception& error) {
       end_failed(error.what());
       throw;
@@ -137,18 +158,19 @@ class Trainer::Impl::Run {
     while (!trainer_.last(step_)) {
       // Right after going back nothing could be saved, and the batches that are left out would be forgotten.
       const bool may_stop = !just_went_back_;
-      if ((stop_.load() || out_of_time()) && may_stop) {
+      const auto [stopped, no_time] = agreed_end();
+      if ((stopped || no_time) && may_stop) {
         if (const auto end = tell_steps()) return *end;
         if (just_went_back_) continue;
       }
-      if (stop_.load() && may_stop)
+      if (stopped && may_stop)
         return ended(RunOutcome::Interrupted, detail::concat("stopped after step ", step_, " of ",
                                                              config_.train.steps, "; ", how_to_go_on()));
-      HALFSTEP_CHECK(longest_step_ > 0 || !out_of_time(), "not one step fits into the ",
+      HALFSTEP_CHECK(longest_step_ > 0 || !no_time, "not one step fits into the ",
                      config_.train.time_limit_minutes.value_or(0),
                      " minutes of train.time_limit_minutes: to start took ", trainer_.since_start.seconds(),
                      " s. Raise it.");
-      if (out_of_time() && may_stop)
+      if (no_time && may_stop)
         return ended(
             RunOutcome::OutOfTime,
             detail::concat("stopped after step ", step_, " of ", config_.train.steps, ": ",
@@ -163,6 +185,27 @@ class Trainer::Impl::Run {
                                        ? "all steps were taken"
                                        : detail::concat("all steps were taken; ", skipped, " of ", step_,
                                                         " changed nothing: their gradients were not finite"));
+  }
+
+  bool is_first() const { return trainer_.ranks.rank() == 0; }
+
+  /// Whether the run is to end before the next step: a signal that any rank got, or rank 0's clock.
+  std::pair<bool, bool> agreed_end() const {
+    const bool stopped = stop_.load(), no_time = out_of_time();
+    if (trainer_.ranks.size() == 1) return {stopped, no_time};
+    const at::Tensor wishes = at::zeros({2}, at::kLong);
+    auto* const flags = wishes.mutable_data_ptr<int64_t>();
+    flags[0] = stopped, flags[1] = is_first() && no_time;
+    trainer_.ranks.largest(wishes);
+    return {flags[0] != 0, flags[1] != 0};
+  }
+
+  /// Which checkpoint rank 0 goes on from, if it does.
+  static std::optional<int64_t> told_step(const Ranks& ranks, std::optional<int64_t> step) {
+    const at::Tensor number = at::zeros({1}, at::kLong).fill_(step.value_or(-1));
+    ranks.broadcast(number);
+    const auto told = number.item<int64_t>();
+    return told < 0 ? std::nullopt : std::optional(told);
   }
 
   uint64_t checkpoint_bytes() const {
@@ -193,7 +236,7 @@ class Trainer::Impl::Run {
     }
     write_trace_if_due();
     folder_.look_after_saves(told_step_);
-    if (save_is_due || is_new_best()) save();
+    if ((save_is_due || is_new_best()) && is_first()) save();
     folder_.write_status("training", latest_ ? &*latest_ : nullptr, /*at_once=*/false);
     return std::nullopt;
   }
@@ -250,7 +293,7 @@ class Trainer::Impl::Run {
     tell(evaluation);
     // A model that has no finite loss has nothing to say.
     if (record.step == step_ && due(step_, config_.train.sample_every) && !record.skipped &&
-        std::isfinite(record.loss))
+        std::isfinite(record.loss) && is_first())
       tell_sample();
   }
 
@@ -313,13 +356,24 @@ class Trainer::Impl::Run {
     worth_saving_ = false;
     // The last whose weights have given a loss that was well: the step after it was taken with them, or the
     // held-out loss was the best.
-    const int64_t most = std::max(training_.trouble_since() - 2, folder_.best_step().value_or(0));
-    auto target = folder_.healthy_step(most);
-    if (target && training_.went_back_to() == target) target = folder_.healthy_step(*target - 1);
-    const bool may_go_back =
-        config_.train.on_divergence == "rollback" && training_.rollbacks() < config_.train.most_rollbacks;
-    if (!target || !may_go_back || folder_.pinned_after(*target) || kept_between(*target, most))
-      return ended(RunOutcome::Diverged, why + remedy(target, most));
+    int64_t most = training_.trouble_since() - 2;
+    std::optional<int64_t> target;
+    bool may_go_back = false;
+    if (is_first()) {
+      most = std::max(most, folder_.best_step().value_or(0));
+      target = folder_.healthy_step(most);
+      if (target && training_.went_back_to() == target) target = folder_.healthy_step(*target - 1);
+      may_go_back = target && config_.train.on_divergence == "rollback" &&
+                    training_.rollbacks() < config_.train.most_rollbacks && !folder_.pinned_after(*target) &&
+                    !kept_between(*target, most);
+    }
+    // Rank 0 looks, and all do the same: what is in the folder changes as soon as it goes back.
+    const at::Tensor decision = at::zeros({2}, at::kLong);
+    auto* const numbers = decision.mutable_data_ptr<int64_t>();
+    numbers[0] = may_go_back, numbers[1] = target.value_or(-1);
+    trainer_.ranks.broadcast(decision);
+    if (numbers[0] == 0) return ended(RunOutcome::Diverged, why + (is_first() ? remedy(target, most) : ""));
+    target = numbers[1];
     try {
       go_back_to(*target, why);
     } catch (const Error& error) {

@@ -58,10 +58,27 @@ double product_rate(c10::ScalarType type) {
   return rate->second;
 }
 
-MixedPrecision make_precision(const RunConfig& config, torch::nn::Module& model) {
+MixedPrecision make_precision(const RunConfig& config, torch::nn::Module& model, const Ranks& ranks) {
   const auto accumulation = config.train.accumulation > 1 ? Accumulation::Fp32 : Accumulation::None;
+  const std::string& reduction = config.run.reduction;
   // Emulated precisions are what a rehearsal on a CPU is for; the plan says that they are no faster.
-  return {precision_of(config), model, {.autocast = {.allow_emulated = true}, .accumulation = accumulation}};
+  return {precision_of(config),
+          model,
+          {.autocast = {.allow_emulated = true},
+           .accumulation = accumulation,
+           .ranks = ranks,
+           .reduction = {.type = reduction == "bf16"   ? at::kBFloat16
+                                 : reduction == "fp16" ? at::kHalf
+                                                       : at::kFloat}}};
+}
+
+/// Each rank draws numbers of its own, and those of a step are the same whoever stopped and resumed before.
+void seed_step(const RunConfig& config, int64_t step, const Ranks& ranks) {
+  if (ranks.size() == 1) return;
+  uint64_t seed = static_cast<uint64_t>(config.train.seed);
+  for (const int64_t part : {step, int64_t{ranks.rank()}})
+    seed = (seed ^ static_cast<uint64_t>(part + 1)) * 0x9e3779b97f4a7c15 + (seed >> 29);
+  at::manual_seed(seed);
 }
 
 /// LibTorch's own statistics of a device's memory; none where it keeps none.
@@ -119,16 +136,16 @@ at::Device device_of(const MixedPrecision& precision) { return precision.params(
 
 }  // namespace
 
-Training::Training(const RunConfig& config, std::unique_ptr<Task> task)
+Training::Training(const RunConfig& config, std::unique_ptr<Task> task, const Ranks& ranks)
     : config_(config),
       task_(placed(config, std::move(task))),
-      precision_(make_precision(config, task_->model())),
+      precision_(make_precision(config, task_->model(), ranks)),
       optimizer_(precision_.params(), config),
       on_accelerator_(!kernels_serve(precision_.params().front().working)) {
   // How fast an accelerator could be is not measured: its products would have to be waited for.
   const auto flops = task_->flops_per_batch();
   if (!flops || on_accelerator_) return;
-  flops_per_step_ = *flops * static_cast<double>(config.train.accumulation);
+  flops_per_step_ = *flops * static_cast<double>(config.train.accumulation) / ranks.size();
   machine_flops_ = product_rate(precision_.precision().compute);
 }
 
@@ -144,6 +161,7 @@ void Training::step(int64_t number, EventFile* histograms) {
   const at::Device device = device_of(precision_);
   reset_peak(device);
   PhaseClock clock;
+  seed_step(config_, number, ranks());
   at::Tensor loss_there;  // summed where it is, if the host would have to wait for it
   for (int64_t batch = 0; batch < config_.train.accumulation; ++batch) {
     between_steps_ = false;  // before: a task that throws may have counted the batch
@@ -157,9 +175,11 @@ void Training::step(int64_t number, EventFile* histograms) {
       record.loss += loss.item<double>() / batches;
     }
     clock.lap(record.phases.forward);
-    precision_.backward(batches > 1 ? loss / batches : loss);
+    precision_.backward(batches > 1 ? loss / batches : loss,
+                        {.last = batch + 1 == config_.train.accumulation});
     clock.lap(record.phases.backward);
   }
+  record.loss = mean_over_ranks(record.loss);
   precision_.close_sum();
   const GradSummary grads = precision_.inspect_grads();
   clock.lap(record.phases.inspect);
@@ -186,6 +206,13 @@ void Training::step(int64_t number, EventFile* histograms) {
   clock.lap(record.phases.other);
   taken_.push_back({.record = record, .report = report, .counts_stalls = stalls, .seconds = clock.seconds()});
   if (on_accelerator_) taken_.back().loss.emplace(std::vector<at::Tensor>{loss_there});
+}
+
+double Training::mean_over_ranks(double value) const {
+  if (ranks().size() == 1) return value;
+  const at::Tensor sum = at::full({1}, value, at::kDouble);
+  ranks().sum(sum);
+  return sum.item<double>() / ranks().size();
 }
 
 std::vector<StepRecord> Training::records() {

@@ -19,10 +19,11 @@ namespace halfstep::train {
 
 class Training {
  public:
-  Training(const RunConfig& config, std::unique_ptr<Task> task);
+  Training(const RunConfig& config, std::unique_ptr<Task> task, const Ranks& ranks);
 
   Task& task() { return *task_; }
   const MixedPrecision& precision() const { return precision_; }
+  const Ranks& ranks() const { return precision_.ranks(); }
   int64_t parameters() const;
 
   bool on_accelerator() const { return on_accelerator_; }
@@ -97,6 +98,7 @@ class Training {
   };
 
   void tell(Taken& taken);
+  double mean_over_ranks(double value) const;
 
   /// As it was when it was first seen: of several steps that are told together the last may look well again.
   struct Divergence {

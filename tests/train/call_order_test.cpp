@@ -25,7 +25,7 @@ using testing::error_of;
 using testing::kAnyMachine;
 using testing::Mlp;
 
-constexpr MixedPrecisionOptions kHere{.autocast = kAnyMachine};
+const MixedPrecisionOptions kHere{.autocast = kAnyMachine};
 
 ::testing::AssertionResult says(const std::string& message, const std::string& part) {
   if (message.find(part) != std::string::npos) return AssertionSuccess();

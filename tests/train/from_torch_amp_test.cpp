@@ -152,6 +152,7 @@ TEST(FromTorchAmp, WhatFsdpSaysOfOneRank) {
   precision.keep("last.*", halfstep::WeightStorage::Fp32);
   halfstep::MixedPrecisionOptions options{.autocast = {.allow_emulated = true}};
   options.accumulation = halfstep::Accumulation::Fp32;
+  options.reduction.type = at::kFloat;
   halfstep::MixedPrecision mp(precision, *model, options);
   halfstep::SGD optimizer(mp.params(), {.lr = 0.1});
   EXPECT_EQ(model->middle->weight.scalar_type(), at::kBFloat16);

@@ -17,7 +17,7 @@ using testing::error_of;
 using testing::kAnyMachine;
 using testing::Mlp;
 
-constexpr MixedPrecisionOptions kHere{.autocast = kAnyMachine};
+const MixedPrecisionOptions kHere{.autocast = kAnyMachine};
 
 struct Batch {
   at::Tensor x, target;

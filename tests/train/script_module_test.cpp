@@ -14,7 +14,7 @@ namespace halfstep {
 namespace {
 
 constexpr int kSteps = 40;
-constexpr TrainStepOptions kHere{.precision = {.autocast = testing::kAnyMachine}};
+const TrainStepOptions kHere{.precision = {.autocast = testing::kAnyMachine}};
 
 Precision precision_of(const std::string& type) {
   if (type == "bfloat16") return Precision::bf16();

@@ -20,7 +20,7 @@ using testing::bit_equal;
 using testing::kAnyMachine;
 using testing::Mlp;
 
-constexpr MixedPrecisionOptions kHere{.autocast = kAnyMachine};
+const MixedPrecisionOptions kHere{.autocast = kAnyMachine};
 constexpr double kRate = 1e-2, kDecay = 0.1;
 constexpr const char* kEdited = "body.2.weight";
 

@@ -1,0 +1,5 @@
+#pragma once
+#include <chrono>
+namespace gloo {
+constexpr std::chrono::milliseconds kNoTimeout = std::chrono::milliseconds::zero();
+}

@@ -1,0 +1,112 @@
+// Sums gradients over ranks, while backward still runs.
+#pragma once
+
+#include <halfstep/params.h>
+#include <halfstep/ranks.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace halfstep {
+
+struct GradReducerOptions {
+  c10::ScalarType type = at::kFloat;  ///< in which sums travel
+  /// Above 0: how many micro-batches all ranks have together in a step. They are then added in the order of
+  /// one fixed tree, whoever computed them.
+  int64_t canonical_batches = 0;
+  int64_t bucket_bytes = 25 << 20;
+};
+
+/// What the ranks know of a step together.
+struct GradAgreement {
+  bool finite = true;
+  int rank = -1;  ///< the first that has something that is not finite, and what and where:
+  int64_t micro_batch = -1;
+  std::size_t param = 0;
+  std::vector<char> any_grad;    ///< by parameter: whether a rank has a gradient for it
+  std::vector<int32_t> largest;  ///< of what was given, over all ranks
+};
+
+/// FP32 memory for the sum of each parameter's gradients, in buckets that travel as one. Buckets go in one
+/// order on all ranks, the last parameters first: backward is done with them first.
+class GradReducer {
+ public:
+  GradReducer(Ranks ranks, GradReducerOptions options);
+  ~GradReducer();
+
+  bool canonical() const { return options_.canonical_batches > 0; }
+  const Ranks& ranks() const { return ranks_; }
+  RankShare my_share() const { return ranks_.share(options_.canonical_batches); }
+
+  /// Before a step's first gradient: the parameters that require one have memory from here on.
+  void begin_step(const std::vector<Param>& params);
+  /// Where the gradients of parameter `i` are added up on this rank, laid out as the parameter; undefined for
+  /// one that did not require a gradient when the step began.
+  at::Tensor sum_of(std::size_t i) const;
+
+  /// Whether the sum of `i` is on its way already: what comes later is added by add_late.
+  bool is_sent(std::size_t i) const;
+  /// The sum of `i` is complete on this rank.
+  void ready(std::size_t i, bool begun);
+  void add_late(std::size_t i, const at::Tensor& grad);
+
+  /// A micro-batch is complete; with `canonical` its sum is a leaf of the tree.
+  void end_micro_batch(const std::vector<char>& begun);
+
+  /// What one rank knows of its micro-batches at the end of a step.
+  struct Found {
+    bool finite = true;
+    int64_t micro_batch = -1;
+    std::size_t param = 0;
+    std::vector<char> begun;       ///< by parameter: whether it has a gradient
+    std::vector<int32_t> largest;  ///< to be agreed on: the largest of all ranks'
+  };
+  /// Sends what was not sent, and waits for all: sum_of(i) is then that of all ranks.
+  GradAgreement finish(const Found& found);
+  /// This rank leaves the step. Where sums are on their way, the others cannot be caught up with.
+  void drop_step();
+
+ private:
+  struct Bucket {
+    std::vector<std::size_t> params;  // in the order of their memory
+    at::Tensor flat;                  // FP32
+    at::Tensor travelling;            // `flat`, or its values in another type
+    std::size_t waiting_for = 0;      // parameters whose sum is not complete
+    bool sent = false;
+    Ranks::Pending pending;
+  };
+  struct Place {
+    std::size_t bucket = 0;
+    int64_t first_element = 0;
+    bool used = false;
+    bool is_ready = false;
+    at::Tensor sum, late;
+  };
+  struct Node {  // of the tree: the sum of leaves [first, first + count), as flats of all buckets
+    int64_t first = 0, count = 0;
+    std::vector<at::Tensor> flats;
+  };
+
+  void lay_out(const std::vector<Param>& params);
+  void send_complete_buckets();
+  void send(std::size_t bucket);
+  void receive(Bucket& bucket);
+  void add_late_sums(const std::vector<char>& late);
+  void sum_tree();
+  void check_whole() const;
+
+  Ranks ranks_;
+  GradReducerOptions options_;
+  std::vector<Bucket> buckets_;
+  std::vector<Place> places_;
+  std::vector<char> laid_out_for_;  // which parameters required a gradient
+  std::vector<Node> nodes_;
+  std::size_t next_bucket_ = 0;
+  int64_t leaves_ = 0;
+  bool broken_ = false;
+};
+
+}  // namespace halfstep

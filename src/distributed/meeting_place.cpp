@@ -1,0 +1,74 @@
+#include "distributed/meeting_place.h"
+
+#include <halfstep/error.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+
+namespace halfstep::distributed {
+namespace {
+
+struct FreeAddresses {
+  void operator()(addrinfo* list) const { freeaddrinfo(list); }
+};
+using Addresses = std::unique_ptr<addrinfo, FreeAddresses>;
+
+Addresses resolved(const std::string& address, uint16_t port, int kind) {
+  addrinfo wanted{}, *found = nullptr;
+  wanted.ai_family = AF_UNSPEC;
+  wanted.ai_socktype = kind;
+  const int refused = getaddrinfo(address.c_str(), std::to_string(port).c_str(), &wanted, &found);
+  HALFSTEP_CHECK(refused == 0, "Ranks: '", address, "' is no address of a host: ", gai_strerror(refused),
+                 ".");
+  return Addresses(found);
+}
+
+uint16_t port_of(int fd) {
+  sockaddr_storage bound{};
+  socklen_t size = sizeof bound;
+  getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &size);
+  return ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&bound)->sin6_port
+                                           : reinterpret_cast<sockaddr_in*>(&bound)->sin_port);
+}
+
+}  // namespace
+
+Listener listen_on(const std::string& address, uint16_t port) {
+  const Addresses found = resolved(address, port, SOCK_STREAM);
+  const int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const int yes = 1;
+  const bool listens = fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) == 0 &&
+                       bind(fd, found->ai_addr, found->ai_addrlen) == 0 && listen(fd, SOMAXCONN) == 0;
+  if (!listens) {
+    const int code = errno;
+    if (fd >= 0) close(fd);
+    detail::throw_error(detail::concat("Ranks: cannot listen on ", address, ":", port, ": ",
+                                       std::strerror(code),
+                                       ". Is the port taken, or the address another host's?"));
+  }
+  return {.fd = fd, .port = port_of(fd)};
+}
+
+std::string address_towards(const std::string& address, uint16_t port) {
+  const Addresses found = resolved(address, port, SOCK_DGRAM);
+  const int fd = socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  sockaddr_storage from{};
+  socklen_t size = sizeof from;
+  // Connecting a datagram socket sends nothing; it only asks which way it would go.
+  const bool known = fd >= 0 && connect(fd, found->ai_addr, found->ai_addrlen) == 0 &&
+                     getsockname(fd, reinterpret_cast<sockaddr*>(&from), &size) == 0;
+  const int code = errno;
+  if (fd >= 0) close(fd);
+  HALFSTEP_CHECK(known, "Ranks: no way leads from this host to '", address, "': ", std::strerror(code), ".");
+  std::array<char, NI_MAXHOST> text{};
+  getnameinfo(reinterpret_cast<sockaddr*>(&from), size, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST);
+  return text.data();
+}
+
+}  // namespace halfstep::distributed

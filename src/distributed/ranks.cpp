@@ -1,0 +1,355 @@
+#include <halfstep/ranks.h>
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/ScalarType.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <algorithm>
+#include <cstdlib>
+#include <functional>
+#include <optional>
+#include <thread>
+
+#include "distributed/meeting_place.h"
+
+namespace halfstep {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
+
+/// LibTorch's messages end with advice and a stack.
+std::string first_sentence(std::string_view text) {
+  text = text.substr(0, text.find('\n'));
+  return std::string(text.substr(0, text.find(". ")));
+}
+
+/// What torchrun sets for each process, and `halfstep launch` too.
+struct Environment {
+  int rank = 0, size = 1;
+  std::string address;
+  uint16_t port = 0;
+  bool store_is_there = false;  // held by whoever starts the ranks
+  std::string attempt{};
+};
+
+const char* variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr && *value != '\0' ? value : nullptr;
+}
+
+int number_in(const char* name, int most) {
+  const std::string text = variable(name);
+  const bool digits =
+      text.size() <= 9 && std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
+  const int value = digits ? std::atoi(text.c_str()) : -1;
+  HALFSTEP_CHECK(value >= 0 && value <= most, "Ranks: the variable ", name, " is '", text,
+                 "', expected a whole number from 0 to ", most, ".");
+  return value;
+}
+
+std::optional<Environment> environment() {
+  static constexpr const char* kNames[] = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"};
+  std::string missing;
+  for (const char* name : kNames)
+    if (variable(name) == nullptr) missing += (missing.empty() ? "" : ", ") + std::string(name);
+  // An address alone is a leftover of another program; a number of this process is not.
+  if (variable("RANK") == nullptr && variable("WORLD_SIZE") == nullptr) return std::nullopt;
+  constexpr int kMostRanks = 1 << 20;
+  if (variable("WORLD_SIZE") != nullptr && number_in("WORLD_SIZE", kMostRanks) == 1 &&
+      (variable("RANK") == nullptr || number_in("RANK", kMostRanks) == 0))
+    return std::nullopt;
+  HALFSTEP_CHECK(missing.empty(), "Ranks: the variables RANK and WORLD_SIZE ask for several processes, and ",
+                 missing,
+                 " is not set. `halfstep launch -n N -- PROGRAM` sets all of them, as torchrun does.");
+  Environment found{.rank = number_in("RANK", kMostRanks),
+                    .size = number_in("WORLD_SIZE", kMostRanks),
+                    .address = variable("MASTER_ADDR"),
+                    .port = static_cast<uint16_t>(number_in("MASTER_PORT", 65535))};
+  HALFSTEP_CHECK(found.rank < found.size, "Ranks: RANK is ", found.rank, " of WORLD_SIZE ", found.size,
+                 "; ranks are counted from 0.");
+  const char* agent = variable("TORCHELASTIC_USE_AGENT_STORE");
+  found.store_is_there = agent != nullptr && std::string_view(agent) == "True";
+  const char* attempt = variable("TORCHELASTIC_RESTART_COUNT");
+  found.attempt = attempt != nullptr ? attempt : "0";
+  return found;
+}
+
+StorePtr open_store(const Environment& where, std::chrono::milliseconds timeout) {
+  c10d::TCPStoreOptions options;
+  options.port = where.port;
+  options.isServer = where.rank == 0 && !where.store_is_there;
+  options.waitWorkers = false;
+  options.timeout = timeout;
+  // LibTorch's own socket would listen on every address of the host.
+  if (options.isServer) options.masterListenFd = distributed::listen_on(where.address, where.port).fd;
+  return c10::make_intrusive<c10d::TCPStore>(where.address, options);
+}
+
+}  // namespace
+
+struct Ranks::State {
+  int rank = 0, size = 1;
+  std::chrono::milliseconds timeout{};
+  StorePtr store{};
+  c10::intrusive_ptr<c10d::Backend> group{};
+  int64_t waits_for_first = 0;
+
+  /// Runs one exchange; what it throws becomes the name of the rank that is to blame.
+  template <typename Function>
+  auto guarded(const std::string& what, Function function) {
+    try {
+      return function();
+    } catch (const std::exception& error) {
+      fail(what, first_sentence(error.what()));
+    }
+  }
+
+  c10d::Backend& backend_for(const at::Tensor& tensor) const {
+    HALFSTEP_CHECK(tensor.is_cpu(), "Ranks: a tensor on ", tensor.device(),
+                   "; this build exchanges tensors on the CPU only.");
+    HALFSTEP_CHECK(tensor.is_contiguous(), "Ranks: a tensor of shape ", tensor.sizes(),
+                   " that is not contiguous. Give tensor.contiguous(), or the memory that it is a view of.");
+    return *group;
+  }
+
+  /// Not only for the exchange itself: a rank two places further on would learn of a failure late.
+  void wait(const std::string& what, const c10::intrusive_ptr<c10d::Work>& work) {
+    std::chrono::milliseconds pause{200}, waited{0};
+    for (; waited < timeout; waited += pause, pause = std::min(2 * pause, std::chrono::milliseconds(1000))) {
+      try {
+        work->wait(std::min(pause, timeout - waited));
+        return;
+      } catch (const std::exception& error) {
+        if (work->isCompleted()) fail(what, first_sentence(error.what()));
+      }
+      if (guarded(what, [&] { return store->check({distributed::kFailedKey}); }))
+        fail(what, "another rank's exchange failed");
+    }
+    fail(what, "time is up");
+  }
+
+  template <typename Begin>
+  void exchange(const std::string& what, Begin begin) {
+    wait(what, guarded(what, begin));
+  }
+
+  [[noreturn]] void fail(const std::string& what, const std::string& cause);
+};
+
+/// Gloo says that a connection broke, not whose. So those that are left sign in where they met: who does not
+/// is gone or hangs.
+void Ranks::State::fail(const std::string& what, const std::string& cause) {
+  constexpr std::chrono::milliseconds kPatience{1200}, kPause{20};
+  const std::string begin = detail::concat("rank ", rank, " of ", size, ", ", what, ": ");
+  std::vector<int> missing;
+  try {
+    store->setTimeout(kPatience);
+    const auto key_of = [](int each) { return distributed::kSignedInKey + std::to_string(each); };
+    store->set(distributed::kFailedKey, bytes_of(what));
+    store->set(key_of(rank), bytes_of(what));
+    for (const auto start = Clock::now();; std::this_thread::sleep_for(kPause)) {
+      if (store->check({distributed::kLostKey})) {
+        const std::vector<uint8_t> told = store->get(distributed::kLostKey);
+        const std::string text(told.begin(), told.end());
+        const size_t space = text.find(' ');
+        throw RankError(detail::concat(begin, "rank ", text.substr(0, space),
+                                       " is gone: ", text.substr(std::min(space, text.size() - 1) + 1), "."),
+                        {std::atoi(text.c_str())});
+      }
+      missing.clear();
+      for (int each = 0; each < size; ++each)
+        if (each != rank && !store->check({key_of(each)})) missing.push_back(each);
+      if (missing.empty() || Clock::now() - start > kPatience) break;
+    }
+  } catch (const RankError&) {
+    throw;
+  } catch (const std::exception&) {
+    throw RankError(detail::concat(begin,
+                                   "the process that holds the ranks' meeting place is gone, rank 0 or the "
+                                   "one that started them. LibTorch: ",
+                                   cause),
+                    {0});
+  }
+  if (missing.empty())
+    throw RankError(detail::concat(begin,
+                                   "no rank is gone, yet the exchange failed. Do all of them make the same "
+                                   "calls, within ",
+                                   timeout.count() / 1000.0, " s? LibTorch: ", cause),
+                    {});
+  std::string names;
+  for (const int each : missing) names += (names.empty() ? "" : ", ") + std::to_string(each);
+  throw RankError(detail::concat(begin, missing.size() == 1 ? "rank " : "ranks ", names,
+                                 missing.size() == 1 ? " is" : " are", " gone, or did not answer within ",
+                                 timeout.count() / 1000.0, " s. LibTorch: ", cause),
+                  missing);
+}
+
+Ranks::Ranks() : state_(std::make_shared<State>()) {}
+
+Ranks Ranks::from_environment(const RanksOptions& options) {
+  HALFSTEP_CHECK(options.timeout.count() > 0, "Ranks: a timeout of ", options.timeout.count(),
+                 " ms, expected a positive one.");
+  Ranks ranks;
+  const auto found = environment();
+  if (!found) return ranks;
+  State& state = *ranks.state_;
+  state.rank = found->rank;
+  state.size = found->size;
+  state.timeout = options.timeout;
+  const std::string met_at = detail::concat(found->address, ":", found->port);
+  try {
+    state.store = open_store(*found, options.timeout);
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw RankError(detail::concat("rank ", found->rank, " of ", found->size,
+                                   ": nobody holds the ranks' meeting place at ", met_at,
+                                   ". Has rank 0 been started? LibTorch: ", first_sentence(error.what())),
+                    {0});
+  }
+  state.guarded("connecting", [&] {
+    auto gloo = c10d::ProcessGroupGloo::Options::create(options.timeout);
+    gloo->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(
+        distributed::address_towards(found->address, found->port)));
+    state.group = c10::make_intrusive<c10d::ProcessGroupGloo>(
+        c10::make_intrusive<c10d::PrefixStore>("halfstep/gloo/" + found->attempt, state.store), state.rank,
+        state.size, gloo);
+  });
+  return ranks;
+}
+
+int Ranks::rank() const { return state_->rank; }
+int Ranks::size() const { return state_->size; }
+RankShare Ranks::share(int64_t total, int of_rank) const {
+  const int64_t first = total * of_rank / size();
+  return {.first = first, .count = total * (of_rank + 1) / size() - first};
+}
+
+struct Ranks::Pending::State {
+  std::shared_ptr<Ranks::State> ranks;
+  std::string what;
+  std::vector<at::Tensor> tensors;
+  c10::intrusive_ptr<c10d::Work> work;
+};
+
+void Ranks::Pending::wait() {
+  if (!state_) return;
+  const auto state = std::exchange(state_, nullptr);
+  state->ranks->wait(state->what, state->work);
+}
+
+Ranks::Pending Ranks::begin_sum(at::Tensor tensor, std::string what) const {
+  Pending pending;
+  if (state_->size == 1) return pending;
+  c10d::Backend& backend = state_->backend_for(tensor);
+  pending.state_ = std::make_shared<Pending::State>(
+      Pending::State{.ranks = state_, .what = std::move(what), .tensors = {std::move(tensor)}, .work = {}});
+  auto& begun = *pending.state_;
+  state_->guarded(begun.what, [&] { begun.work = backend.allreduce(begun.tensors); });
+  return pending;
+}
+
+void Ranks::sum(at::Tensor tensor) const { begin_sum(std::move(tensor), "a sum").wait(); }
+
+void Ranks::largest(at::Tensor tensor) const {
+  HALFSTEP_CHECK(at::isIntegralType(tensor.scalar_type(), /*includeBool=*/false), "Ranks: largest of ",
+                 tensor.scalar_type(),
+                 "; it is for integers: of floating-point numbers LibTorch may lose a NaN.");
+  if (state_->size == 1) return;
+  std::vector<at::Tensor> tensors{std::move(tensor)};
+  c10d::AllreduceOptions options;
+  options.reduceOp = c10d::ReduceOp::MAX;
+  c10d::Backend& backend = state_->backend_for(tensors[0]);
+  state_->exchange("an agreement", [&] { return backend.allreduce(tensors, options); });
+}
+
+void Ranks::broadcast(at::Tensor tensor, int from) const {
+  HALFSTEP_CHECK(from >= 0 && from < state_->size, "Ranks: broadcast from rank ", from, " of ", state_->size,
+                 ".");
+  if (state_->size == 1) return;
+  std::vector<at::Tensor> tensors{std::move(tensor)};
+  c10d::BroadcastOptions options;
+  options.rootRank = from;
+  c10d::Backend& backend = state_->backend_for(tensors[0]);
+  state_->exchange("a broadcast", [&] { return backend.broadcast(tensors, options); });
+}
+
+at::Tensor Ranks::gathered(const at::Tensor& tensor) const {
+  std::vector<int64_t> shape{state_->size};
+  shape.insert(shape.end(), tensor.sizes().begin(), tensor.sizes().end());
+  at::Tensor all = at::empty(shape, tensor.options());
+  if (state_->size == 1) {
+    all[0].copy_(tensor);
+    return all;
+  }
+  c10d::Backend& backend = state_->backend_for(tensor);
+  std::vector<at::Tensor> input{tensor};
+  std::vector<std::vector<at::Tensor>> outputs(1);
+  for (int each = 0; each < state_->size; ++each) outputs[0].push_back(all[each]);
+  state_->exchange("a gathering", [&] { return backend.allgather(outputs, input); });
+  return all;
+}
+
+void Ranks::barrier() const {
+  if (state_->size == 1) return;
+  state_->exchange("a barrier", [&] { return state_->group->barrier(); });
+}
+
+std::string Ranks::told(std::string text) const {
+  if (state_->size == 1) return text;
+  const at::Tensor length = at::empty({1}, at::kLong);
+  length.mutable_data_ptr<int64_t>()[0] = static_cast<int64_t>(text.size());
+  broadcast(length);
+  text.resize(static_cast<size_t>(length.const_data_ptr<int64_t>()[0]));
+  if (text.empty()) return text;
+  const at::Tensor bytes = at::empty({static_cast<int64_t>(text.size())}, at::kByte);
+  std::copy(text.begin(), text.end(), bytes.mutable_data_ptr<uint8_t>());
+  broadcast(bytes);
+  std::copy_n(bytes.const_data_ptr<uint8_t>(), text.size(), text.begin());
+  return text;
+}
+
+void Ranks::wait_for_first() const {
+  if (state_->size == 1) return;
+  const std::string what = "waiting for rank 0";
+  const std::string key = "halfstep/first/" + std::to_string(state_->waits_for_first++);
+  if (state_->rank == 0) return state_->guarded(what, [&] { state_->store->set(key, bytes_of("here")); });
+  constexpr std::chrono::milliseconds kPause{100};
+  const auto is_set = [&](const char* name) {
+    return state_->guarded(what, [&] { return state_->store->check({name}); });
+  };
+  for (;; std::this_thread::sleep_for(kPause)) {
+    if (is_set(key.c_str())) return;
+    if (is_set(distributed::kLostKey) || is_set(distributed::kFailedKey))
+      state_->fail(what, "another rank has failed");
+  }
+}
+
+struct MeetingPlace::State {
+  uint16_t port = 0;
+  StorePtr store{};
+};
+
+MeetingPlace::MeetingPlace(const std::string& address) : state_(std::make_shared<State>()) {
+  const distributed::Listener listener = distributed::listen_on(address, 0);
+  c10d::TCPStoreOptions options;
+  options.port = state_->port = listener.port;
+  options.isServer = true;
+  options.waitWorkers = false;
+  options.masterListenFd = listener.fd;
+  state_->store = c10::make_intrusive<c10d::TCPStore>(address, options);
+}
+
+uint16_t MeetingPlace::port() const { return state_->port; }
+
+void MeetingPlace::announce_lost(int rank, const std::string& why) {
+  state_->store->set(distributed::kLostKey, bytes_of(detail::concat(rank, " ", why)));
+}
+
+}  // namespace halfstep

@@ -1,0 +1,455 @@
+// Training on several ranks, in real processes, against one process that does all of it.
+#include <gtest/gtest.h>
+#include <halfstep/activations.h>
+#include <halfstep/train_step.h>
+#include <torch/torch.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <iomanip>
+#include <random>
+#include <sstream>
+
+#include "distributed/rank_processes.h"
+#include "support/small_models.h"
+
+namespace halfstep {
+namespace {
+
+using testing::RankOutcome;
+using testing::RankProcesses;
+using testing::texts_of_ranks;
+
+constexpr int64_t kBatches = 24;  // of a step, on all ranks together
+constexpr int64_t kVocabulary = 64, kLength = 16;
+
+std::string hash_of(const std::vector<const StateDict*>& states) {
+  uint64_t hash = 1469598103934665603u;
+  const auto take = [&](const void* bytes, size_t count) {
+    for (size_t i = 0; i < count; ++i)
+      hash = (hash ^ static_cast<const unsigned char*>(bytes)[i]) * 1099511628211u;
+  };
+  for (const StateDict* state : states)
+    for (const auto& [name, value] : *state) {
+      take(name.data(), name.size());
+      if (const auto* tensor = std::get_if<at::Tensor>(&value)) {
+        const at::Tensor dense = tensor->contiguous();
+        take(dense.const_data_ptr(), dense.nbytes());
+      } else if (const auto* number = std::get_if<int64_t>(&value)) {
+        take(number, sizeof *number);
+      } else if (const auto* real = std::get_if<double>(&value)) {
+        take(real, sizeof *real);
+      }
+    }
+  std::ostringstream text;
+  text << std::hex << hash;
+  return text.str();
+}
+
+Precision precision_called(const std::string& name) {
+  if (name == "fp32") return Precision::fp32();
+  if (name == "bf16") return Precision::bf16();
+  if (name == "fp16") {
+    Precision precision = Precision::fp16();
+    precision.loss_scaling->initial = 0x1p24;  // overflows at first
+    precision.loss_scaling->growth_interval = 7;
+    return precision;
+  }
+  if (name == "fp8-delayed") return Precision::fp8_delayed();
+  if (name == "mxfp8") return Precision::mxfp8();
+  throw Error("no precision " + name);
+}
+
+testing::Transformer made(int64_t seed) {
+  torch::manual_seed(seed);
+  return testing::Transformer(kVocabulary, 32, 2, 3);
+}
+
+/// The same on every rank, whoever asks for it.
+std::pair<at::Tensor, at::Tensor> batch(int64_t step, int64_t number) {
+  torch::manual_seed(1'000'000 + step * 1000 + number);
+  const at::Tensor ids = torch::randint(kVocabulary, {2, kLength});
+  return {ids, ids.roll(-1, 1)};
+}
+
+MixedPrecisionOptions options_for(const Ranks& ranks) {
+  return {.autocast = {.allow_emulated = true}, .ranks = ranks};
+}
+
+// arguments: precision, steps
+HALFSTEP_RANK_CASE(canonical) {
+  testing::Transformer model = made(/*seed=*/ranks.rank() + 1);  // rank 0's weights count
+  auto options = options_for(ranks);
+  options.reduction.canonical_batches = kBatches;
+  TrainStep step(precision_called(arguments[0]), model, AdamWOptions{.lr = 3e-3, .weight_decay = 0.1},
+                 {.max_grad_norm = 0.5, .micro_batches = kBatches, .precision = options});
+  int skipped = 0;
+  for (int64_t number = 0; number < std::atoi(arguments[1].c_str()); ++number) {
+    int64_t next = ranks.share(kBatches).first;
+    skipped += !step([&] {
+                  const auto [ids, targets] = batch(number, next++);
+                  return model.loss(ids, targets);
+                }).stepped();
+  }
+  const StateDict precision = step.mixed_precision().state_dict(), optimizer = step.optimizer().state_dict();
+  return hash_of({&precision, &optimizer}) + " skipped " + std::to_string(skipped);
+}
+
+class Canonical : public ::testing::TestWithParam<const char*> {};
+
+/// The full form takes 50 steps and all numbers of ranks: HALFSTEP_STEPS=50 ranks_test.
+const char* full_steps() { return std::getenv("HALFSTEP_STEPS"); }
+
+TEST_P(Canonical, HasTheBitsOfOneProcessOnAnyNumberOfRanks) {
+  const std::vector<std::string> arguments{GetParam(), full_steps() ? full_steps() : "12"};
+  const std::string expected = texts_of_ranks(1, "canonical", arguments)[0];
+  EXPECT_EQ(expected.find("skipped 0") == std::string::npos, std::string(GetParam()) == "fp16") << expected;
+  for (const int size : full_steps() ? std::vector{2, 3, 4, 8} : std::vector{3, 4})
+    for (const std::string& text : texts_of_ranks(size, "canonical", arguments))
+      EXPECT_EQ(text, expected) << size;
+}
+
+INSTANTIATE_TEST_SUITE_P(Of, Canonical, ::testing::Values("fp32", "bf16", "fp16", "fp8-delayed", "mxfp8"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::erase(name, '-');
+                           return name;
+                         });
+
+/// Each step's gradients beside those of one process that computes all batches by itself, added up in FP64.
+///
+/// The sum of n numbers in floating point, in any order, is within (n - 1) u of the sum of their magnitudes,
+/// to first order; u is 2^-24 for FP32, 2^-8 for BF16 and 2^-11 for FP16: half of what the last of 24, 8 and
+/// 11 digits is worth. A low type rounds each rank's part once more before it travels.
+double worst_against_one_process(const Ranks& ranks, c10::ScalarType type, int64_t steps,
+                                 Accumulation accumulation) {
+  testing::Transformer model = made(1), twin = made(2);
+  auto options = options_for(ranks);
+  options.accumulation = accumulation;
+  options.reduction.type = type;
+  MixedPrecision mp(Precision::fp32(), model, options);
+  AdamW optimizer(mp.params(), {.lr = 3e-3});
+  const bool several = accumulation == Accumulation::Fp32;
+  const int64_t per_rank = several ? kBatches / ranks.size() : 1;
+  double worst = 0;
+  for (int64_t step = 0; step < steps; ++step) {
+    {
+      const torch::NoGradGuard no_grad;
+      for (const auto& item : model.named_parameters())
+        twin.named_parameters()[item.key()].copy_(item.value());
+    }
+    for (int64_t i = 0; i < per_rank; ++i) {
+      const auto [ids, targets] = batch(step, ranks.rank() * per_rank + i);
+      const at::Tensor loss =
+          mp.forward([&, ids = ids, targets = targets] { return model.loss(ids, targets); });
+      mp.backward(loss / per_rank, {.last = i + 1 == per_rank});
+    }
+    mp.close_sum();
+    const GradSummary grads = mp.inspect_grads();
+    std::map<std::string, at::Tensor> sums, magnitudes, of_rank, rank_magnitudes;
+    for (int64_t number = 0; number < per_rank * ranks.size(); ++number) {
+      const auto [ids, targets] = batch(step, number);
+      twin.zero_grad();
+      (twin.loss(ids, targets) / per_rank / ranks.size()).backward();
+      for (const auto& item : twin.named_parameters()) {
+        const at::Tensor grad = item.value().grad().to(at::kDouble);
+        at::Tensor &sum = sums[item.key()], &magnitude = magnitudes[item.key()];
+        sum = sum.defined() ? sum + grad : grad;
+        magnitude = magnitude.defined() ? magnitude + grad.abs() : grad.abs();
+      }
+    }
+    const double n = static_cast<double>(per_rank * ranks.size()), u = std::ldexp(1.0, -24);
+    const double low = type == at::kFloat      ? 0.0
+                       : type == at::kBFloat16 ? std::ldexp(1.0, -8)
+                                               : std::ldexp(1.0, -11);
+    const double factor = 1.01 * ((n - 1) * u + low * ranks.size());
+    const double smallest =
+        type == at::kHalf ? std::ldexp(1.0, -25) * ranks.size() : 0.0;  // FP16's subnormals
+    for (const auto& item : model.named_parameters()) {
+      const at::Tensor error = (item.value().grad().to(at::kDouble) - sums[item.key()]).abs();
+      const at::Tensor bound = magnitudes[item.key()] * factor + smallest + 1e-300;
+      worst = std::max(worst, (error / bound).max().item<double>());
+    }
+    const auto report = optimizer.step(grads.clipped_to(1.0));
+    mp.advance(grads);
+    optimizer.zero_grad();
+    if (!report.stepped()) throw Error(report.sentence());
+  }
+  return worst;
+}
+
+// arguments: type, accumulation, steps
+HALFSTEP_RANK_CASE(fast) {
+  const c10::ScalarType type = arguments[0] == "fp32"   ? at::kFloat
+                               : arguments[0] == "bf16" ? at::kBFloat16
+                                                        : at::kHalf;
+  const auto accumulation = arguments[1] == "sum" ? Accumulation::Fp32 : Accumulation::None;
+  std::ostringstream text;
+  text << worst_against_one_process(ranks, type, std::atoi(arguments[2].c_str()), accumulation);
+  return text.str();
+}
+
+TEST(DataParallel, GradientsAreThoseOfOneProcessWithinRoundings) {
+  for (const char* type : {"fp32", "bf16", "fp16"})
+    for (const char* accumulation : {"sum", "none"})
+      for (const int size : full_steps() ? std::vector{2, 3, 4, 8} : std::vector{type[0] == 'b' ? 2 : 3}) {
+        for (const std::string& text :
+             texts_of_ranks(size, "fast", {type, accumulation, full_steps() ? full_steps() : "4"})) {
+          EXPECT_LE(std::stod(text), 1.0) << type << ", " << accumulation << ", " << size << " ranks";
+          EXPECT_GT(std::stod(text), 0.0);
+        }
+      }
+}
+
+// arguments: precision, steps
+HALFSTEP_RANK_CASE(stays_together) {
+  testing::Transformer model = made(ranks.rank() + 1);
+  auto options = options_for(ranks);
+  options.reduction.type = arguments[0] == "fp16" ? at::kFloat : at::kBFloat16;
+  TrainStep step(precision_called(arguments[0]), model, AdamWOptions{.lr = 3e-3},
+                 {.max_grad_norm = 0.5, .micro_batches = 2, .precision = options});
+  for (int64_t number = 0; number < std::atoi(arguments[1].c_str()); ++number) {
+    int64_t next = ranks.rank() * 2;
+    (void)step([&] {
+      const auto [ids, targets] = batch(number, next++);
+      return model.loss(ids, targets);
+    });
+  }
+  const StateDict precision = step.mixed_precision().state_dict(), optimizer = step.optimizer().state_dict();
+  return hash_of({&precision, &optimizer});
+}
+
+TEST(DataParallel, RanksStayEqualToTheBit) {
+  for (const char* precision : {"bf16", "fp16", "fp8-delayed"})
+    for (const int size : full_steps() ? std::vector{2, 3, 8} : std::vector{3}) {
+      const auto texts =
+          texts_of_ranks(size, "stays_together", {precision, full_steps() ? full_steps() : "8"});
+      for (const std::string& text : texts)
+        EXPECT_EQ(text, texts[0]) << precision << ", " << size << " ranks";
+    }
+}
+
+/// Three weights whose gradients are what the batch says.
+struct Weights : torch::nn::Module {
+  Weights() {
+    for (const char* name : {"a", "b", "c"}) register_parameter(name, torch::ones({50}));
+  }
+  at::Tensor loss(const at::Tensor& grads) {
+    at::Tensor sum;
+    int64_t row = 0;
+    for (const at::Tensor& weight : parameters()) {
+      const at::Tensor part = (weight * grads[row++]).sum();
+      sum = sum.defined() ? sum + part : part;
+    }
+    return sum;
+  }
+};
+
+// arguments: placements, seed
+HALFSTEP_RANK_CASE(agrees) {
+  const int placements = std::atoi(arguments[0].c_str());
+  Weights model;
+  auto options = options_for(ranks);
+  options.accumulation = Accumulation::Fp32;
+  MixedPrecision mp(Precision::bf16(), model, options);
+  SGD optimizer(mp.params(), {.lr = 1e-3});
+  std::mt19937_64 random(static_cast<uint64_t>(std::atoll(arguments[1].c_str())));
+  const auto below = [&](uint64_t most) { return static_cast<int64_t>(random() % most); };
+  int64_t bad_steps = 0;
+  for (int placement = 0; placement < placements; ++placement) {
+    const int64_t batches = 1 + below(3);
+    struct Bad {
+      int64_t rank, batch, row, element, kind;
+    };
+    std::vector<Bad> planted;
+    for (int64_t i = below(3); i > 0; --i)
+      planted.push_back({below(static_cast<uint64_t>(ranks.size())), below(static_cast<uint64_t>(batches)),
+                         below(3), below(50), below(3)});
+    for (int64_t i = 0; i < batches; ++i) {
+      at::Tensor grads = torch::full({3, 50}, 0.5f);
+      for (const Bad& bad : planted)
+        if (bad.rank == ranks.rank() && bad.batch == i)
+          grads[bad.row][bad.element] = bad.kind == 0 ? NAN : bad.kind == 1 ? INFINITY : -INFINITY;
+      mp.backward(mp.forward([&] { return model.loss(grads); }),
+                  {.last = placement % 2 == 0 && i + 1 == batches});
+    }
+    mp.close_sum();
+    const GradSummary found = mp.inspect_grads();
+    const auto report = optimizer.step(found.clipped_to(1.0));
+    mp.advance(found);
+    optimizer.zero_grad();
+    // The lowest rank, and of its first bad micro-batch: known to all.
+    int64_t rank = -1, batch = -1;
+    for (const Bad& bad : planted)
+      if (rank < 0 || bad.rank < rank) rank = bad.rank;
+    for (const Bad& bad : planted)
+      if (bad.rank == rank && (batch < 0 || bad.batch < batch)) batch = bad.batch;
+    HALFSTEP_CHECK(report.stepped() == planted.empty() && found.finite() == planted.empty() &&
+                       found.rank() == rank && found.micro_batch() == batch,
+                   "placement ", placement, ": ", report.sentence(), ", expected rank ", rank,
+                   ", micro-batch ", batch);
+    bool named = planted.empty();
+    for (const Bad& bad : planted)
+      named |= bad.rank == rank && bad.batch == batch &&
+               found.first_bad() == std::string(1, static_cast<char>('a' + bad.row));
+    HALFSTEP_CHECK(named, "placement ", placement, ": ", report.sentence());
+    bad_steps += !planted.empty();
+  }
+  const StateDict state = mp.state_dict();
+  return std::to_string(bad_steps) + " bad " + hash_of({&state});
+}
+
+TEST(DataParallel, AllRanksDecideAlike) {
+  const char* full = std::getenv("HALFSTEP_PLACEMENTS");
+  for (const int size : {2, 4, 8}) {
+    const auto texts = texts_of_ranks(size, "agrees", {full ? full : "100", std::to_string(size)});
+    for (const std::string& text : texts) EXPECT_EQ(text, texts[0]);
+    std::printf("%d ranks: %s\n", size, texts[0].c_str());
+  }
+}
+
+HALFSTEP_RANK_CASE(unused_weights) {
+  Weights model;
+  MixedPrecision mp(Precision::bf16(), model, options_for(ranks));
+  SGD optimizer(mp.params(), {.lr = 0.5});
+  // 'a' on rank 0 alone, 'b' on none, 'c' on all.
+  const auto all = model.named_parameters();
+  at::Tensor loss =
+      mp.forward([&] { return all["c"].sum() + (ranks.rank() == 0 ? all["a"].sum() : torch::zeros({})); });
+  mp.backward(loss);
+  const GradSummary grads = mp.inspect_grads();
+  (void)optimizer.step(grads.unclipped());
+  mp.advance(grads);
+  std::ostringstream text;
+  for (const std::string& name : grads.without_grad()) text << name << " ";
+  text << all["a"][0].item<float>() << " " << all["b"][0].item<float>() << " " << all["c"][0].item<float>();
+  return text.str();
+}
+
+TEST(DataParallel, AWeightThatSomeRanksDoNotUseGetsTheOthersMean) {
+  for (const std::string& text : texts_of_ranks(4, "unused_weights")) EXPECT_EQ(text, "b 0.875 1 0.5");
+}
+
+/// One weight in two regions that are computed again in backward: autograd adds to its gradient twice.
+HALFSTEP_RANK_CASE(regions) {
+  torch::manual_seed(1);
+  torch::nn::Linear shared(64, 64), last(64, 64);
+  torch::nn::Module model;
+  model.register_module("shared", shared);
+  model.register_module("last", last);
+  MixedPrecision mp(Precision::fp32(), model, options_for(ranks));
+  SGD optimizer(mp.params(), {.lr = 0.1});
+  double worst = 0;
+  for (int step = 0; step < 3; ++step) {
+    const auto run = [&](int rank, bool again) {
+      torch::manual_seed(100 * step + rank);
+      at::Tensor x = torch::randn({8, 64}).requires_grad_();
+      const auto region = [&](const at::Tensor& in) { return at::tanh(shared(in)); };
+      for (int i = 0; i < 2; ++i) x = again ? checkpoint_activations(region, x) : region(x);
+      return last(x).square().mean();
+    };
+    mp.backward(mp.forward([&] { return run(ranks.rank(), true); }));
+    const GradSummary grads = mp.inspect_grads();
+    std::vector<at::Tensor> found;
+    for (const Param& param : mp.params())
+      found.push_back(std::exchange(param.working.mutable_grad(), at::Tensor()));
+    at::Tensor all;
+    for (int rank = 0; rank < ranks.size(); ++rank) {
+      const at::Tensor one = run(rank, false) / ranks.size();
+      all = all.defined() ? all + one : one;
+    }
+    all.backward();
+    for (size_t i = 0; i < found.size(); ++i) {
+      const at::Tensor expected = std::exchange(mp.params()[i].working.mutable_grad(), found[i]);
+      worst = std::max(worst, ((found[i] - expected).abs().max() / expected.abs().max()).item<double>());
+    }
+    (void)optimizer.step(grads.unclipped());
+    mp.advance(grads);
+    optimizer.zero_grad();
+  }
+  std::ostringstream text;
+  text << worst;
+  return text.str();
+}
+
+TEST(DataParallel, RegionsThatShareAWeightAreAddedWhole) {
+  // Two orders of the same FP32 additions through two layers: far below a part that is missing, which is a
+  // half.
+  for (const std::string& text : texts_of_ranks(3, "regions")) EXPECT_LT(std::stod(text), 1e-5) << text;
+}
+
+HALFSTEP_RANK_CASE(running_statistics) {
+  torch::manual_seed(5);
+  testing::ConvNet model;
+  TrainStep step(Precision::bf16(), model, SgdOptions{.lr = 0.1}, {.precision = options_for(ranks)});
+  for (int number = 0; number < 3; ++number) {
+    torch::manual_seed(10 * number + ranks.rank());
+    const at::Tensor images = torch::randn({4, 1, 8, 8}), labels = torch::randint(10, {4});
+    (void)step([&] { return model.loss(images, labels); });
+  }
+  const StateDict state = step.mixed_precision().state_dict();
+  return hash_of({&state});
+}
+
+TEST(DataParallel, RunningStatisticsAreTheFirstRanks) {
+  const auto texts = texts_of_ranks(3, "running_statistics");
+  EXPECT_EQ(texts[1], texts[0]);
+  EXPECT_EQ(texts[2], texts[0]);
+}
+
+HALFSTEP_RANK_CASE(other_model) {
+  torch::nn::Linear model(8, ranks.rank() == 1 ? 9 : 8);
+  MixedPrecision mp(Precision::bf16(), model, options_for(ranks));
+  return "made";
+}
+
+TEST(DataParallel, DifferentModelsAreRefusedOnAllRanks) {
+  RankProcesses processes(3, "other_model");
+  for (const RankOutcome& outcome : processes.outcomes()) {
+    EXPECT_EQ(outcome.exit_code, 3);
+    EXPECT_NE(outcome.text.find("rank 1's model differs from rank 0's"), std::string::npos) << outcome.text;
+  }
+}
+
+HALFSTEP_RANK_CASE(leaves_a_step) {
+  Weights model;
+  MixedPrecision mp(Precision::bf16(), model, options_for(ranks));
+  const at::Tensor grads = torch::ones({3, 50});
+  mp.backward(mp.forward([&] { return model.loss(grads); }));
+  if (ranks.rank() == 1) {
+    mp.zero_grad();
+    mp.backward(mp.forward([&] { return model.loss(grads); }));
+    return "went on";
+  }
+  (void)mp.inspect_grads();
+  return "done";
+}
+
+TEST(DataParallel, ARankThatLeavesAStepCannotGoOn) {
+  RankProcesses processes(2, "leaves_a_step", {}, /*timeout_ms=*/3000);
+  const auto outcomes = processes.outcomes();
+  EXPECT_NE(outcomes[1].text.find("has left a step"), std::string::npos) << outcomes[1].text;
+  EXPECT_EQ(outcomes[0].exit_code, 3) << outcomes[0].text;
+}
+
+TEST(DataParallel, RefusesWhatItCannotSum) {
+  torch::nn::Linear model(8, 8);
+  const auto refusal = [&](MixedPrecisionOptions options) {
+    try {
+      MixedPrecision mp(Precision::bf16(), model, options);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  MixedPrecisionOptions options = options_for({});
+  options.reduction.canonical_batches = 4;
+  options.accumulation = Accumulation::Bf16Kahan;
+  EXPECT_NE(refusal(options).find("not Bf16Kahan"), std::string::npos);
+  options.accumulation = Accumulation::None;
+  options.reduction.type = at::kBFloat16;
+  EXPECT_NE(refusal(options).find("travels in FP32"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace halfstep
