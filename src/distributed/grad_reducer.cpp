@@ -59,14 +59,6 @@ GradReducer::GradReducer(Ranks ranks, GradReducerOptions options)
                  "MixedPrecision: sums over ranks travel in FP32, BF16 or FP16, not in ", options_.type, ".");
 }
 
-GradReducer::~GradReducer() {
-  // The memory of what is on its way must stay until it has arrived, or failed.
-  for (Bucket& bucket : buckets_) try {
-      bucket.pending.wait();
-    } catch (const std::exception&) {
-    }
-}
-
 void GradReducer::check_whole() const {
   if (!broken_) return;
   throw RankError(

@@ -35,7 +35,6 @@ struct GradAgreement {
 class GradReducer {
  public:
   GradReducer(Ranks ranks, GradReducerOptions options);
-  ~GradReducer();
 
   bool canonical() const { return options_.canonical_batches > 0; }
   const Ranks& ranks() const { return ranks_; }

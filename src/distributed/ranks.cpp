@@ -99,6 +99,7 @@ struct Ranks::State {
   StorePtr store{};
   c10::intrusive_ptr<c10d::Backend> group{};
   int64_t waits_for_first = 0;
+  std::optional<RankError> failed{};
 
   /// Runs one exchange; what it throws becomes the name of the rank that is to blame.
   template <typename Function>
@@ -139,12 +140,18 @@ struct Ranks::State {
     wait(what, guarded(what, begin));
   }
 
-  [[noreturn]] void fail(const std::string& what, const std::string& cause);
+  /// Found out once: whatever else is under way fails for the same reason, and need not ask again.
+  [[noreturn]] void fail(const std::string& what, const std::string& cause) {
+    if (!failed) failed.emplace(reason_of(what, cause));
+    throw *failed;
+  }
+
+  RankError reason_of(const std::string& what, const std::string& cause) const;
 };
 
 /// Gloo says that a connection broke, not whose. So those that are left sign in where they met: who does not
 /// is gone or hangs.
-void Ranks::State::fail(const std::string& what, const std::string& cause) {
+RankError Ranks::State::reason_of(const std::string& what, const std::string& cause) const {
   constexpr std::chrono::milliseconds kPatience{1200}, kPause{20};
   const std::string begin = detail::concat("rank ", rank, " of ", size, ", ", what, ": ");
   std::vector<int> missing;
@@ -158,36 +165,34 @@ void Ranks::State::fail(const std::string& what, const std::string& cause) {
         const std::vector<uint8_t> told = store->get(distributed::kLostKey);
         const std::string text(told.begin(), told.end());
         const size_t space = text.find(' ');
-        throw RankError(detail::concat(begin, "rank ", text.substr(0, space),
-                                       " is gone: ", text.substr(std::min(space, text.size() - 1) + 1), "."),
-                        {std::atoi(text.c_str())});
+        return RankError(detail::concat(begin, "rank ", text.substr(0, space),
+                                        " is gone: ", text.substr(std::min(space, text.size() - 1) + 1), "."),
+                         {std::atoi(text.c_str())});
       }
       missing.clear();
       for (int each = 0; each < size; ++each)
         if (each != rank && !store->check({key_of(each)})) missing.push_back(each);
       if (missing.empty() || Clock::now() - start > kPatience) break;
     }
-  } catch (const RankError&) {
-    throw;
   } catch (const std::exception&) {
-    throw RankError(detail::concat(begin,
-                                   "the process that holds the ranks' meeting place is gone, rank 0 or the "
-                                   "one that started them. LibTorch: ",
-                                   cause),
-                    {0});
+    return RankError(detail::concat(begin,
+                                    "the process that holds the ranks' meeting place is gone, rank 0 or the "
+                                    "one that started them. LibTorch: ",
+                                    cause),
+                     {0});
   }
   if (missing.empty())
-    throw RankError(detail::concat(begin,
-                                   "no rank is gone, yet the exchange failed. Do all of them make the same "
-                                   "calls, within ",
-                                   timeout.count() / 1000.0, " s? LibTorch: ", cause),
-                    {});
+    return RankError(detail::concat(begin,
+                                    "no rank is gone, yet the exchange failed. Do all of them make the same "
+                                    "calls, within ",
+                                    timeout.count() / 1000.0, " s? LibTorch: ", cause),
+                     {});
   std::string names;
   for (const int each : missing) names += (names.empty() ? "" : ", ") + std::to_string(each);
-  throw RankError(detail::concat(begin, missing.size() == 1 ? "rank " : "ranks ", names,
-                                 missing.size() == 1 ? " is" : " are", " gone, or did not answer within ",
-                                 timeout.count() / 1000.0, " s. LibTorch: ", cause),
-                  missing);
+  return RankError(detail::concat(begin, missing.size() == 1 ? "rank " : "ranks ", names,
+                                  missing.size() == 1 ? " is" : " are", " gone, or did not answer within ",
+                                  timeout.count() / 1000.0, " s. LibTorch: ", cause),
+                   missing);
 }
 
 Ranks::Ranks() : state_(std::make_shared<State>()) {}

@@ -454,6 +454,15 @@ class Parser {
     }
   }
 
+  /// Of a block: all that follow one another.
+  ExpressionPointer parse_filters(ExpressionPointer value) {
+    while (at_operator("|")) {
+      const int line = take().line;
+      value = parse_filter(std::move(value), line);
+    }
+    return value;
+  }
+
   ExpressionPointer parse_filter(ExpressionPointer value, int line) {
     const std::string name = expect_name();
     ExpressionPointer filter = made(Kind::Filter, line, std::move(value));
@@ -623,10 +632,7 @@ class Parser {
       statement.value = parse_tuple(true);
     } else {
       statement.kind = Statement::Kind::SetBlock;
-      while (at_operator("|")) {
-        const int filter_line = take().line;
-        statement.value = parse_filter(std::move(statement.value), filter_line);
-      }
+      statement.value = parse_filters(nullptr);
       statement.body = parse_scope("endset");
     }
     return statement;
@@ -646,11 +652,7 @@ class Parser {
 
   Statement parse_filter_block(int line) {
     Statement statement{.kind = Statement::Kind::FilterBlock, .line = line};
-    statement.value = parse_filter(nullptr, line);
-    while (at_operator("|")) {
-      const int filter_line = take().line;
-      statement.value = parse_filter(std::move(statement.value), filter_line);
-    }
+    statement.value = parse_filters(parse_filter(nullptr, line));
     statement.body = parse_scope("endfilter");
     return statement;
   }
