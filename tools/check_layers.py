@@ -41,7 +41,7 @@ ROOMS = [
     ("ops", "operations that Halfstep computes itself, one file each, and their table", "base kernels tensor quant precision"),
     ("autocast", "`AutocastScope` and the kernels that apply the policy", "base memory tensor precision ops"),
     ("diagnose", "probes, histograms, the tracer of NaN", None),
-    ("distributed", "ranks, what they tell one another, and gradients summed over them", "base memory tensor"),
+    ("distributed", "ranks, what they tell one another, gradients summed over them, and what each keeps a part of", "base kernels memory tensor"),
     ("forecast", "a model of memory and time", None),
     ("nn", "activation checkpointing and compression", "base formats kernels memory tensor autocast"),
     ("models", "GPT-2, Llama and its relatives, ResNet-18; Hugging Face folders in and out", "base words io safetensors tensor nn"),

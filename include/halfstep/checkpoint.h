@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -44,6 +45,13 @@ struct CheckpointOptions {
   bool keep_best = false;  ///< the one with the lowest score
 };
 
+/// Processes that save one checkpoint together, each its own parts of the state: see halfstep/ranks.h.
+struct CheckpointRanks {
+  int rank = 0, size = 1;
+  /// Each rank's text, by rank, when all have called it: Ranks::exchanged.
+  std::function<std::vector<std::string>(const std::string&)> exchanged{};
+};
+
 /// What one save took.
 struct SaveReport {
   int64_t step = 0;
@@ -67,12 +75,17 @@ struct SaveReport {
 ///
 /// What the disk refuses is a FileError, and leaves the checkpoints before as they were.
 ///
+/// With several ranks every one of them makes it, and saves at the same time: each writes its own file, and
+/// rank 0, last of all, the manifest that makes them a checkpoint. What one rank's disk refuses is that
+/// FileError on all of them. Rank 0 has the lock, removes old ones, and is to be made first.
+///
 /// Not thread-safe. The destructor waits for a write that is under way; an error of that write is lost with
 /// it, so call `wait` last.
 class HALFSTEP_API CheckpointFolder {
  public:
   /// Makes the folder, or opens it and removes what a crash left half written.
-  explicit CheckpointFolder(const std::filesystem::path& folder, CheckpointOptions options = {});
+  explicit CheckpointFolder(const std::filesystem::path& folder, CheckpointOptions options = {},
+                            CheckpointRanks ranks = {});
   ~CheckpointFolder();
   CheckpointFolder(CheckpointFolder&&) noexcept;
   CheckpointFolder& operator=(CheckpointFolder&&) noexcept;
@@ -83,7 +96,8 @@ class HALFSTEP_API CheckpointFolder {
   /// Copies the tensors and returns; they are written by a thread of its own. A checkpoint that is handed
   /// over whole (a temporary, or std::move) is not copied again where nothing else holds its tensors, as with
   /// what state_dict() returns. One at a time: while a write is under way a second call waits. Throws what
-  /// went wrong with the one before, which then is not saved, and does not begin this one.
+  /// went wrong with the one before, which then is not saved, and does not begin this one. With several ranks
+  /// it is `save`.
   SaveReport save_async(Checkpoint checkpoint);
 
   /// Until nothing is being written. Throws what went wrong, once; an OldCheckpointError if the checkpoint is
@@ -113,7 +127,12 @@ class HALFSTEP_API CheckpointFolder {
 
 /// Reading without being the writer: no lock is taken and nothing changed.
 HALFSTEP_API std::vector<int64_t> checkpoint_steps(const std::filesystem::path& folder);
+/// Of one that several ranks have saved, all that a process without ranks would have saved.
 HALFSTEP_API Checkpoint load_checkpoint(const std::filesystem::path& folder, int64_t step);
+/// For one of several ranks, or for a process without: of the parts that are named, what is to be loaded into
+/// that state (see resharded). Of the tensors of other ranks only those are read that have elements of it.
+HALFSTEP_API Checkpoint load_checkpoint(const std::filesystem::path& folder, int64_t step,
+                                        const std::map<std::string, StateDict>& live);
 
 /// What is in a checkpoint, from its manifest alone.
 struct CheckpointSummary {
@@ -134,8 +153,9 @@ struct CheckpointSummary {
   };
   int64_t step = 0;
   std::map<std::string, std::string> fingerprint{};
-  std::vector<Part> parts{};
-  uint64_t file_bytes = 0;  ///< of the safetensors file
+  std::vector<Part> parts{};  ///< of rank 0, where several have saved it
+  uint64_t file_bytes = 0;    ///< of the safetensors files
+  int64_t ranks = 1;          ///< that have saved it
   bool healthy = true;
   std::optional<double> score{};
   bool pinned = false;
@@ -175,6 +195,21 @@ HALFSTEP_API StateDict module_state(const torch::nn::Module& module);
 /// Writes a saved state into a module's own tensors, or throws an Error that lists all that does not fit and
 /// changes nothing. Two names of one tensor must have equal bits.
 HALFSTEP_API void load_module_state(torch::nn::Module& module, const StateDict& saved);
+
+/// The states that the ranks of a run have saved, to be read one by one: a rank that loads reads what it
+/// needs of the others'.
+struct SavedByRanks {
+  std::vector<std::vector<std::string>> names;  ///< of each rank's state
+  std::function<StateDict::Value(std::size_t rank, const std::string& name)> read;
+};
+
+/// Of these, what is to be loaded into `live`: the state of one rank of any number, or of one process. Runs
+/// of a parameter's elements, "working.layers.3.weight[0:65536]" (Param::is_part), are cut and put together
+/// anew; all else must be the same for all ranks, and is rank 0's. Bit for bit; an Error where elements
+/// are missing, or where the parameter lies in memory in another order than it did.
+HALFSTEP_API StateDict resharded(const SavedByRanks& saved, const StateDict& live);
+/// The same for states in memory.
+HALFSTEP_API StateDict resharded(const std::vector<StateDict>& saved, const StateDict& live);
 
 /// Throws an Error that lists every name that is missing or unknown, and every value whose kind, type or
 /// shape is not that of `live`. `whose` begins the message.

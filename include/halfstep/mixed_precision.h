@@ -48,6 +48,15 @@ struct RankReduction {
   int64_t canonical_batches = 0;
 };
 
+/// Of what each rank keeps a part instead of all, so that memory shrinks with their number. docs/scale.md has
+/// what each costs.
+enum class Sharding {
+  None,       ///< every rank has all of it
+  States,     ///< masters and moments in parts: all weights are gathered after each update
+  Gradients,  ///< sums of gradients too: each micro-batch is summed over ranks
+  Weights,    ///< the model's weights too: those of one block are gathered while it is used
+};
+
 /// What a MixedPrecision does beside the precision itself.
 struct MixedPrecisionOptions {
   AutocastOptions autocast{};
@@ -59,6 +68,14 @@ struct MixedPrecisionOptions {
   /// bytes per parameter, as Accumulation::Fp32 does.
   Ranks ranks{};
   RankReduction reduction{};
+  /// With several ranks; one process has all of it in any case. mp.params() are then this rank's parts, of
+  /// one dimension, for an optimizer of Halfstep's; the model's own tensors are all there with
+  /// Sharding::States and Gradients, and inside mp.forward with Weights. The same bits as without, where the
+  /// gradients have them.
+  Sharding sharding = Sharding::None;
+  /// For Sharding::Weights, the parts of the model whose weights come and go together, by name: "layers.*".
+  /// Empty: those that are numbered, as "layers.3" or "transformer.h.11".
+  std::vector<std::string> blocks{};
 };
 
 /// One of several models, with the name that its parameters begin with.
@@ -183,7 +200,8 @@ class HALFSTEP_API MixedPrecision {
   /// without loss scaling.
   void advance(const GradSummary& grads);
 
-  /// All parameters, with what is kept beside them: what an optimizer takes.
+  /// All parameters, with what is kept beside them: what an optimizer takes. With sharding, this rank's parts
+  /// of them (Param::is_part).
   const std::vector<Param>& params() const;
   /// Those of one model, or of one part of it: whose names begin with `prefix` and a dot.
   std::vector<Param> params(std::string_view prefix) const;
@@ -191,6 +209,8 @@ class HALFSTEP_API MixedPrecision {
   const Precision& precision() const;
   const Ranks& ranks() const;              ///< those that were given
   const RankReduction& reduction() const;  ///< too
+  /// The one that was asked for; None in one process.
+  Sharding sharding() const;
   /// What the recipe does with each weight of two dimensions; nothing without a recipe.
   const std::vector<LayerPlan>& layers() const;
   /// How often the recipe computed a product of this weight in training. 0 for a weight that `layers()` calls
@@ -247,9 +267,13 @@ class HALFSTEP_API MixedPrecision {
   class HALFSTEP_API ForwardScope {
    public:
     explicit ForwardScope(const MixedPrecision& mp);
+    ~ForwardScope();
+    ForwardScope(const ForwardScope&) = delete;
+    ForwardScope& operator=(const ForwardScope&) = delete;
 
    private:
     MemoryClassScope memory_;
+    std::shared_ptr<void> shards_;  // with sharding: weights are there when they are used
     std::optional<AutocastScope> autocast_;
   };
 

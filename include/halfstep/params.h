@@ -7,6 +7,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace halfstep {
 
@@ -34,6 +35,11 @@ struct Param {
   int64_t first_element = 0;
   std::shared_ptr<ParamRecord> record{};  ///< made with the parameter, shared by its copies
   bool loss_scaled = false;  ///< whether its gradients carry a loss scale: an optimizer must know which
+  /// Where this is a part, `working` has one dimension, and this is the shape of the whole; empty where it is
+  /// the whole.
+  std::vector<int64_t> whole_sizes{};
+
+  bool is_part() const { return !whole_sizes.empty(); }
 };
 
 /// Takes an FP32 parameter into a storage: its values are kept beside first, and only then is the tensor

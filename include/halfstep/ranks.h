@@ -74,6 +74,9 @@ class HALFSTEP_API Ranks {
   at::Tensor gathered(const at::Tensor& tensor) const;
   /// Rank 0's text.
   std::string told(std::string text) const;
+  /// Those of all ranks, by rank. Waits for all, however long that takes: for what each does by itself, such
+  /// as writing to a disk.
+  std::vector<std::string> exchanged(const std::string& text) const;
   /// Returns when all ranks have called it.
   void barrier() const;
   /// Returns when rank 0 has called it for the so-manieth time, however long that takes: for what one rank
@@ -92,8 +95,16 @@ class HALFSTEP_API Ranks {
   };
   /// sum(), begun. The tensor is in use until wait().
   [[nodiscard]] Pending begin_sum(at::Tensor tensor, std::string what) const;
+  /// Of `all`, [size x n] elements, which each rank has: rank r gets the sum of the r-th n as `part`. Both
+  /// are in use until wait().
+  [[nodiscard]] Pending begin_sum_of_parts(at::Tensor all, at::Tensor part, std::string what) const;
+  /// The other way: `part` of each rank, by rank, as `all`.
+  [[nodiscard]] Pending begin_gather(at::Tensor part, at::Tensor all, std::string what) const;
 
  private:
+  template <typename Begin>
+  Pending begun(std::vector<at::Tensor> tensors, std::string what, Begin begin) const;
+
   struct State;
   std::shared_ptr<State> state_;
 };

@@ -122,6 +122,7 @@ struct RunConfig {
     std::optional<std::string> folder{};
     std::string device = "cpu";  ///< "cuda:0", or any other that LibTorch knows
     std::string reduction = "fp32";
+    std::string shard = "none";
     double rank_timeout_seconds = 60;
     bool operator==(const Run&) const = default;
   } run{};

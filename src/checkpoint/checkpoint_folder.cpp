@@ -107,11 +107,16 @@ using checkpoint::Copies;
 using checkpoint::Snapshot;
 
 struct CheckpointFolder::Impl {
-  Impl(const std::filesystem::path& folder, const CheckpointOptions& options)
-      : writer(folder, {.keep_last = options.keep_last,
-                        .keep_every = options.keep_every,
-                        .keep_best = options.keep_best}),
-        machine(fingerprint()) {}
+  Impl(const std::filesystem::path& given, const CheckpointOptions& options, CheckpointRanks given_ranks)
+      : ranks{given_ranks.rank, given_ranks.size, std::move(given_ranks.exchanged)},
+        machine(fingerprint()),
+        folder(given) {
+    if (ranks.rank > 0) return;
+    writer.emplace(given, files::Retention{.keep_last = options.keep_last,
+                                           .keep_every = options.keep_every,
+                                           .keep_best = options.keep_best});
+    folder = writer->run();
+  }
 
   Snapshot snapshot(const Checkpoint& given, Copies copies) const {
     Snapshot taken = checkpoint::snapshot_of(given, copies);
@@ -123,13 +128,16 @@ struct CheckpointFolder::Impl {
     if (writing.valid()) writing.get();
   }
 
-  files::CheckpointWriter writer;
+  files::SavingRanks ranks;
+  std::optional<files::CheckpointWriter> writer;  // rank 0's
   std::map<std::string, std::string> machine;
+  std::filesystem::path folder;
   std::future<void> writing;  // last: its destructor waits, and the writer must live until then
 };
 
-CheckpointFolder::CheckpointFolder(const std::filesystem::path& folder, CheckpointOptions options)
-    : impl_(std::make_unique<Impl>(folder, options)) {}
+CheckpointFolder::CheckpointFolder(const std::filesystem::path& folder, CheckpointOptions options,
+                                   CheckpointRanks ranks)
+    : impl_(std::make_unique<Impl>(folder, options, std::move(ranks))) {}
 CheckpointFolder::~CheckpointFolder() = default;
 CheckpointFolder::CheckpointFolder(CheckpointFolder&&) noexcept = default;
 CheckpointFolder& CheckpointFolder::operator=(CheckpointFolder&&) noexcept = default;
@@ -143,17 +151,21 @@ static double seconds_to(auto&& body) {
 SaveReport CheckpointFolder::save(const Checkpoint& checkpoint) {
   const double waited = seconds_to([&] { impl_->wait(); });
   const Snapshot snapshot = impl_->snapshot(checkpoint, Copies::WhereNeeded);
-  impl_->writer.save(snapshot.content);
+  if (impl_->writer)
+    impl_->writer->save(snapshot.content, impl_->ranks);
+  else
+    files::save_with_first(impl_->folder, snapshot.content, impl_->ranks);
   return {.step = checkpoint.step, .tensor_bytes = snapshot.tensor_bytes, .waited_seconds = waited};
 }
 
 SaveReport CheckpointFolder::save_async(Checkpoint checkpoint) {
+  if (impl_->ranks.size > 1) return save(checkpoint);
   // Before the copy: two snapshots and the live state would not fit where one does.
   const double waited = seconds_to([&] { impl_->wait(); });
   Snapshot snapshot = impl_->snapshot(checkpoint, Copies::Always);
   const uint64_t tensor_bytes = snapshot.tensor_bytes;
   impl_->writing =
-      std::async(std::launch::async, [&writer = impl_->writer, taken = std::move(snapshot)]() mutable {
+      std::async(std::launch::async, [&writer = *impl_->writer, taken = std::move(snapshot)]() mutable {
         // Into this frame: the future keeps the function, and with it a copy of the state, until it is asked.
         const Snapshot mine = std::move(taken);
         writer.save(mine.content);
@@ -168,9 +180,9 @@ bool CheckpointFolder::writing() const {
          impl_->writing.wait_for(std::chrono::seconds(0)) != std::future_status::ready;
 }
 
-std::vector<int64_t> CheckpointFolder::steps() const { return files::checkpoint_steps(impl_->writer.run()); }
+std::vector<int64_t> CheckpointFolder::steps() const { return files::checkpoint_steps(impl_->folder); }
 
-Checkpoint CheckpointFolder::load(int64_t step) const { return load_checkpoint(impl_->writer.run(), step); }
+Checkpoint CheckpointFolder::load(int64_t step) const { return load_checkpoint(impl_->folder, step); }
 
 std::optional<Checkpoint> CheckpointFolder::load_latest() const {
   const std::vector<int64_t> steps = this->steps();
@@ -195,7 +207,7 @@ std::optional<Checkpoint> CheckpointFolder::load_latest() const {
 
 void CheckpointFolder::remove_newer_than(int64_t step) {
   impl_->wait();
-  impl_->writer.remove_newer_than(step);
+  if (impl_->writer) impl_->writer->remove_newer_than(step);
 }
 
 }  // namespace halfstep

@@ -7,7 +7,9 @@
 #include <halfstep/tensor_file.h>
 
 #include <algorithm>
+#include <deque>
 
+#include "checkpoint/resharding.h"
 #include "checkpoint_format/checkpoint_reader.h"
 #include "checkpoint_format/step_folders.h"
 #include "io/folder_lock.h"
@@ -79,25 +81,91 @@ std::vector<int64_t> checkpoint_steps(const std::filesystem::path& folder) {
   return files::checkpoint_steps(folder);
 }
 
-Checkpoint load_checkpoint(const std::filesystem::path& folder, int64_t step) {
-  const at::NoGradGuard no_grad;
-  const CheckpointReader reader(folder, step);
-  std::vector<Read> reads;
-  for (const ManifestPart& part : reader.manifest().parts)
-    for (Read& read : places_for(part)) reads.push_back(std::move(read));
-  read_all(reader, reads);
+namespace {
 
+StateDict::Value value_of(const CheckpointReader& reader, const ManifestPart& part, const std::string& name) {
+  if (const auto scalar = part.scalars.find(name); scalar != part.scalars.end())
+    return std::visit([](const auto& value) { return StateDict::Value(value); }, scalar->second);
+  const auto entry = std::ranges::find_if(part.tensors, [&](const auto& each) { return each.name == name; });
+  const std::vector<Read> reads{{&part, &*entry, empty_for(*entry)}};
+  read_all(reader, reads);
+  return as_it_lay(reads[0]);
+}
+
+/// Rank 0's and the others'.
+std::deque<CheckpointReader> readers_of(const std::filesystem::path& folder, int64_t step) {
+  std::deque<CheckpointReader> readers;
+  readers.emplace_back(folder, step);
+  const std::size_t others = readers[0].manifest().ranks.size();
+  for (std::size_t rank = 1; rank <= others; ++rank) readers.emplace_back(readers[0], rank);
+  return readers;
+}
+
+StateDict all_of(const CheckpointReader& reader, const ManifestPart& part) {
+  const std::vector<Read> reads = places_for(part);
+  read_all(reader, reads);
+  StateDict state;
+  for (const auto& [name, scalar] : part.scalars)
+    std::visit([&](const auto& value) { state.set(name, value); }, scalar);
+  for (const Read& read : reads) state.set(read.entry->name, as_it_lay(read));
+  return state;
+}
+
+const ManifestPart& part_of(const CheckpointReader& reader, const std::string& name) {
+  const auto& parts = reader.manifest().parts;
+  const auto part = std::ranges::find_if(parts, [&](const auto& each) { return each.name == name; });
+  HALFSTEP_CHECK(part != parts.end(), "checkpoint of step ", reader.manifest().step,
+                 ": a rank has saved no part ", in_quotes(name), ", which rank 0 has.");
+  return *part;
+}
+
+SavedByRanks saved_by(const std::deque<CheckpointReader>& readers, const std::string& part) {
+  SavedByRanks saved;
+  for (const CheckpointReader& reader : readers) {
+    auto& names = saved.names.emplace_back();
+    for (const auto& [name, scalar] : part_of(reader, part).scalars) names.push_back(name);
+    for (const ManifestTensor& tensor : part_of(reader, part).tensors) names.push_back(tensor.name);
+  }
+  saved.read = [&readers, part](std::size_t rank, const std::string& name) {
+    return value_of(readers[rank], part_of(readers[rank], part), name);
+  };
+  return saved;
+}
+
+}  // namespace
+
+Checkpoint load_checkpoint(const std::filesystem::path& folder, int64_t step) {
+  return load_checkpoint(folder, step, {});
+}
+
+Checkpoint load_checkpoint(const std::filesystem::path& folder, int64_t step,
+                           const std::map<std::string, StateDict>& live) {
+  const at::NoGradGuard no_grad;
+  const std::deque<CheckpointReader> readers = readers_of(folder, step);
+  const files::Manifest& first = readers[0].manifest();
   Checkpoint checkpoint{.step = step,
                         .parts = {},
-                        .fingerprint = reader.manifest().fingerprint,
-                        .healthy = reader.manifest().healthy,
-                        .score = reader.manifest().score};
-  for (const ManifestPart& part : reader.manifest().parts) {
+                        .fingerprint = first.fingerprint,
+                        .healthy = first.healthy,
+                        .score = first.score};
+  std::map<std::string, std::string> layouts;
+  if (readers.size() > 1)
+    for (const ManifestPart& part : first.parts) {
+      StateDict scalars;
+      for (const auto& [name, scalar] : part.scalars)
+        if (const auto* text = std::get_if<std::string>(&scalar)) scalars.set(name, *text);
+      checkpoint::take_layouts(scalars, layouts);
+    }
+  for (const ManifestPart& part : first.parts) {
     StateDict& state = checkpoint.parts[part.name];
-    for (const auto& [name, scalar] : part.scalars)
-      std::visit([&](const auto& value) { state.set(name, value); }, scalar);
+    const auto wanted = live.find(part.name);
+    if (wanted != live.end())
+      state = resharded(saved_by(readers, part.name), wanted->second);
+    else if (readers.size() > 1)
+      state = checkpoint::whole_state(saved_by(readers, part.name), layouts);
+    else
+      state = all_of(readers[0], part);
   }
-  for (const Read& read : reads) checkpoint.parts[read.part->name].set(read.entry->name, as_it_lay(read));
   return checkpoint;
 }
 
@@ -107,10 +175,17 @@ CheckpointSummary summarize_checkpoint(const std::filesystem::path& folder, int6
   CheckpointSummary summary{.step = step,
                             .fingerprint = manifest.fingerprint,
                             .parts = {},
-                            .file_bytes = manifest.file.header_bytes + manifest.file.data_bytes,
+                            .file_bytes = 0,
+                            .ranks = static_cast<int64_t>(manifest.ranks.size()) + 1,
                             .healthy = manifest.healthy,
                             .score = manifest.score,
                             .pinned = files::is_pinned(folder, step)};
+  const auto add_file = [&](const files::ManifestFile& file) {
+    summary.file_bytes += file.header_bytes + file.data_bytes;
+  };
+  add_file(manifest.file);
+  for (std::size_t rank = 1; rank <= manifest.ranks.size(); ++rank)
+    add_file(CheckpointReader(reader, rank).manifest().file);
   for (const ManifestPart& from : manifest.parts) {
     CheckpointSummary::Part part{.name = from.name};
     for (const auto& [name, scalar] : from.scalars) part.values.emplace(name, as_text(scalar));

@@ -3,6 +3,7 @@
 #include <halfstep/error.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "checkpoint_format/step_folders.h"
 #include "safetensors/tensor_size.h"
@@ -23,13 +24,15 @@ fs::path folder_of_step(const fs::path& run, int64_t step) {
   return folder;
 }
 
-Manifest read_manifest(const fs::path& run, int64_t step) {
-  const InputFile file(folder_of_step(run, step) / kManifestName);
+Manifest read_manifest(const fs::path& folder, int64_t step, const Sha256Text* expected) {
+  const InputFile file(folder / kManifestName);
   const std::string where = file.path().string();
   HALFSTEP_CHECK(file.size() <= kLargestManifest, where, ": ", file.size(), " bytes; at most ",
                  kLargestManifest, " are read.");
   std::string text(file.size(), '\0');
   file.read(0, std::as_writable_bytes(std::span(text)));
+  HALFSTEP_CHECK(expected == nullptr || sha256_of(text) == *expected, where,
+                 ": is not the manifest that this rank wrote when the checkpoint was saved.");
   Manifest manifest = parse_manifest(text, where);
   HALFSTEP_CHECK(manifest.step == step, where, ": is of step ", manifest.step, ", not ", step,
                  ": the folder was renamed.");
@@ -50,7 +53,14 @@ std::string fault_of_bools(const fs::path& file, const ManifestPart& part, const
 }  // namespace
 
 CheckpointReader::CheckpointReader(const fs::path& run, int64_t step)
-    : manifest_(read_manifest(run, step)), tensors_(folder_of_step(run, step) / kTensorsName) {
+    : CheckpointReader(folder_of_step(run, step), step, nullptr) {}
+
+CheckpointReader::CheckpointReader(const CheckpointReader& first, std::size_t rank)
+    : CheckpointReader(first.folder_ / rank_folder_name(rank), first.manifest_.step,
+                       &first.manifest_.ranks.at(rank - 1)) {}
+
+CheckpointReader::CheckpointReader(const fs::path& folder, int64_t step, const Sha256Text* expected)
+    : folder_(folder), manifest_(read_manifest(folder, step, expected)), tensors_(folder / kTensorsName) {
   const auto& [header_bytes, header_sha256, data_bytes] = manifest_.file;
   const std::string where = tensors_.path().string();
   HALFSTEP_CHECK(header_bytes <= tensors_.size() && tensors_.size() - header_bytes == data_bytes, where, ": ",
@@ -104,11 +114,20 @@ std::vector<std::string> CheckpointReader::faults() const {
 }
 
 std::vector<std::string> verify_checkpoint(const fs::path& run, int64_t step) {
-  try {
-    return CheckpointReader(run, step).faults();
-  } catch (const Error& error) {
-    return {error.what()};
-  }
+  std::vector<std::string> faults;
+  const auto look_at = [&](auto&& look) {
+    try {
+      const std::vector<std::string> found = look();
+      faults.insert(faults.end(), found.begin(), found.end());
+    } catch (const Error& error) {
+      faults.emplace_back(error.what());
+    }
+  };
+  std::optional<CheckpointReader> first;
+  look_at([&] { return first.emplace(run, step).faults(); });
+  for (std::size_t rank = 1; first && rank <= first->manifest().ranks.size(); ++rank)
+    look_at([&] { return CheckpointReader(*first, rank).faults(); });
+  return faults;
 }
 
 }  // namespace halfstep::files

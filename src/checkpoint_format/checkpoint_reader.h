@@ -12,6 +12,8 @@ class CheckpointReader {
  public:
   /// Checks the manifest, the size of the tensors' file and its header.
   CheckpointReader(const std::filesystem::path& run, int64_t step);
+  /// What rank 1, 2, ... has written of a checkpoint that several ranks have saved: `first` is rank 0's.
+  CheckpointReader(const CheckpointReader& first, std::size_t rank);
 
   const Manifest& manifest() const { return manifest_; }
 
@@ -22,6 +24,9 @@ class CheckpointReader {
   std::vector<std::string> faults() const;
 
  private:
+  CheckpointReader(const std::filesystem::path& folder, int64_t step, const Sha256Text* expected);
+
+  std::filesystem::path folder_;
   Manifest manifest_;
   InputFile tensors_;
 };

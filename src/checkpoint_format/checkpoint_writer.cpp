@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <future>
 #include <optional>
 #include <set>
@@ -81,45 +82,8 @@ void check(const CheckpointToSave& checkpoint) {
   }
 }
 
-}  // namespace
-
-CheckpointWriter::CheckpointWriter(const fs::path& run, const Retention& retention)
-    : run_(opened(run)), retention_(retention), lock_(run_) {
-  HALFSTEP_CHECK(retention.keep_last >= 0, "checkpoints: keep_last is ", retention.keep_last,
-                 ", expected a count; 0 keeps all.");
-  HALFSTEP_CHECK(retention.keep_every >= 0, "checkpoints: keep_every is ", retention.keep_every,
-                 ", expected a number of steps; 0 keeps none for ever.");
-  remove_leftovers(run_);
-}
-
-void CheckpointWriter::save(const CheckpointToSave& checkpoint) {
-  check(checkpoint);
-  const std::vector<int64_t> steps = checkpoint_steps(run_);
-  HALFSTEP_CHECK(steps.empty() || steps.back() < checkpoint.step, run_.string(), ": step ", checkpoint.step,
-                 " cannot be saved, for there is a checkpoint of step ", steps.back(),
-                 ", which would be taken for the latest. If this run began from an older one, call "
-                 "remove_newer_than first.");
-  remove_leftovers(run_);
-  remove_aside(run_, checkpoint.step);
-  const fs::path aside = aside_folder(run_, checkpoint.step);
-  try {
-    write_aside(checkpoint, aside);
-    give_name(aside, checkpoint.step);
-    // Known without reading; and after going back to an older step, other than what was seen under this name.
-    seen_[checkpoint.step] = {
-        .step = checkpoint.step, .healthy = checkpoint.healthy, .score = checkpoint.score};
-  } catch (const std::exception&) {
-    // The reason is what the caller must hear; what cannot be removed now is removed before the next save.
-    try {
-      remove_leftovers(run_);
-    } catch (const Error&) {
-    }
-    throw;
-  }
-  remove_old();
-}
-
-void CheckpointWriter::write_aside(const CheckpointToSave& checkpoint, const fs::path& aside) {
+/// All but the manifest, which is returned.
+Manifest write_tensors(const CheckpointToSave& checkpoint, const fs::path& folder) {
   Manifest manifest{.step = checkpoint.step,
                     .fingerprint = checkpoint.fingerprint,
                     .file = {},
@@ -140,22 +104,116 @@ void CheckpointWriter::write_aside(const CheckpointToSave& checkpoint, const fs:
   auto hashed = std::async(std::launch::async, [&] {
     for (const Place& place : places) place.entry->sha256 = sha256_of(place.tensor->tensor.bytes);
   });
-  make_folder(aside);
-  OutputFile data(aside / kTensorsName);
+  OutputFile data(folder / kTensorsName);
   data.write(header);
   for (const TensorToWrite& tensor : tensors) data.write(tensor.bytes);
   data.sync();
   data.close();
   hashed.get();
+  return manifest;
+}
 
+/// The text that it wrote. The folder is durable then, with all that is in it.
+std::string write_manifest(const Manifest& manifest, const fs::path& folder) {
   // What would be refused when it is read must not become the reason to remove an older one.
   const std::string text = to_text(manifest);
   (void)parse_manifest(text, "checkpoint: cannot be saved, for its manifest could not be read again");
-  OutputFile list(aside / kManifestName);
+  OutputFile list(folder / kManifestName);
   list.write(text);
   list.sync();
   list.close();
-  sync_folder(aside);
+  sync_folder(folder);
+  return text;
+}
+
+/// Runs `body` on each rank and tells all how it went: what it returned, by rank, or the first rank's error.
+template <typename Body>
+std::vector<std::string> agree(const SavingRanks& ranks, Body body) {
+  if (ranks.size == 1) return {body()};
+  constexpr char kFine = '+', kFailed = '-', kRefused = '!';
+  std::string told;
+  try {
+    told = kFine + body();
+  } catch (const FileError& error) {
+    told = detail::concat(kFailed, error.code(), " ", error.what());
+  } catch (const std::exception& error) {
+    told = detail::concat(kRefused, error.what());
+  }
+  std::vector<std::string> all = ranks.exchanged(told);
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    const std::string what = detail::concat("rank ", rank, ": ");
+    const std::size_t space = all[rank].find(' ');
+    if (all[rank].front() == kFailed)
+      throw FileError(what + all[rank].substr(space + 1), std::atoi(all[rank].c_str() + 1));
+    if (all[rank].front() == kRefused) throw Error(what + all[rank].substr(1));
+  }
+  for (std::string& text : all) text.erase(0, 1);
+  return all;
+}
+
+}  // namespace
+
+CheckpointWriter::CheckpointWriter(const fs::path& run, const Retention& retention)
+    : run_(opened(run)), retention_(retention), lock_(run_) {
+  HALFSTEP_CHECK(retention.keep_last >= 0, "checkpoints: keep_last is ", retention.keep_last,
+                 ", expected a count; 0 keeps all.");
+  HALFSTEP_CHECK(retention.keep_every >= 0, "checkpoints: keep_every is ", retention.keep_every,
+                 ", expected a number of steps; 0 keeps none for ever.");
+  remove_leftovers(run_);
+}
+
+void CheckpointWriter::save(const CheckpointToSave& checkpoint, const SavingRanks& ranks) {
+  const fs::path aside = aside_folder(run_, checkpoint.step);
+  try {
+    agree(ranks, [&] {
+      check(checkpoint);
+      const std::vector<int64_t> steps = checkpoint_steps(run_);
+      HALFSTEP_CHECK(steps.empty() || steps.back() < checkpoint.step, run_.string(), ": step ",
+                     checkpoint.step, " cannot be saved, for there is a checkpoint of step ", steps.back(),
+                     ", which would be taken for the latest. If this run began from an older one, call "
+                     "remove_newer_than first.");
+      remove_leftovers(run_);
+      remove_aside(run_, checkpoint.step);
+      make_folder(aside);
+      return std::string();
+    });
+    Manifest manifest;
+    const std::vector<std::string> of_ranks = agree(ranks, [&] {
+      manifest = write_tensors(checkpoint, aside);
+      return std::string();
+    });
+    manifest.ranks.assign(of_ranks.begin() + 1, of_ranks.end());
+    agree(ranks, [&] {
+      (void)write_manifest(manifest, aside);
+      give_name(aside, checkpoint.step);
+      return std::string();
+    });
+    // Known without reading; and after going back to an older step, other than what was seen under this name.
+    seen_[checkpoint.step] = {
+        .step = checkpoint.step, .healthy = checkpoint.healthy, .score = checkpoint.score};
+  } catch (const std::exception&) {
+    // The reason is what the caller must hear; what cannot be removed now is removed before the next save.
+    try {
+      remove_leftovers(run_);
+    } catch (const Error&) {
+    }
+    throw;
+  }
+  remove_old();
+}
+
+void save_with_first(const fs::path& run, const CheckpointToSave& checkpoint, const SavingRanks& ranks) {
+  const fs::path mine =
+      aside_folder(run, checkpoint.step) / rank_folder_name(static_cast<std::size_t>(ranks.rank));
+  agree(ranks, [&] {
+    check(checkpoint);
+    return std::string();
+  });
+  agree(ranks, [&] {
+    make_folder(mine);
+    return sha256_of(write_manifest(write_tensors(checkpoint, mine), mine));
+  });
+  agree(ranks, [] { return std::string(); });
 }
 
 void CheckpointWriter::give_name(const fs::path& aside, int64_t step) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <set>
 
 #include "checkpoint_format/manifest.h"
@@ -29,6 +30,17 @@ struct CheckpointToSave {
   std::optional<double> score{};
 };
 
+/// Processes that save one checkpoint together, each parts of its own.
+struct SavingRanks {
+  int rank = 0, size = 1;
+  /// Each rank's text, by rank, when all have called it.
+  std::function<std::vector<std::string>(const std::string&)> exchanged{};
+};
+
+/// What ranks 1, 2, ... do while rank 0 is in CheckpointWriter::save. What fails on one fails on all.
+void save_with_first(const std::filesystem::path& run, const CheckpointToSave& checkpoint,
+                     const SavingRanks& ranks);
+
 /// The one writer of a run's folder; step_folders.h says what lies in it.
 ///
 /// A checkpoint is written aside, its manifest last; files and folder are synced; then one rename gives it
@@ -41,8 +53,9 @@ class CheckpointWriter {
   CheckpointWriter(const std::filesystem::path& run, const Retention& retention);
 
   /// Durable when it returns. Those that the retention gives up are removed only then; an OldCheckpointError
-  /// comes once for each that cannot be removed.
-  void save(const CheckpointToSave& checkpoint);
+  /// comes once for each that cannot be removed. With `ranks`, rank 0 of several: the others write into
+  /// folders of their own inside the new one, which has no manifest before all of them are durable.
+  void save(const CheckpointToSave& checkpoint, const SavingRanks& ranks = {});
 
   /// Removes the checkpoints after a step: a run that goes on from there makes them anew.
   void remove_newer_than(int64_t step);
@@ -51,7 +64,6 @@ class CheckpointWriter {
   const std::filesystem::path& run() const { return run_; }
 
  private:
-  void write_aside(const CheckpointToSave& checkpoint, const std::filesystem::path& aside);
   void give_name(const std::filesystem::path& aside, int64_t step);
   void remove_old();
   KeptCheckpoint kept(int64_t step);

@@ -114,6 +114,7 @@ json json_of(const Manifest& manifest) {
               {"parts", parts}};
   if (!manifest.healthy) out["healthy"] = false;
   if (manifest.score) out["score"] = to_text(*manifest.score);
+  if (!manifest.ranks.empty()) out["ranks"] = manifest.ranks;
   return out;
 }
 
@@ -226,11 +227,13 @@ Manifest parse_manifest(std::string_view text, std::string_view where) {
                  kManifestFormat, ". Read it with the version of Halfstep that wrote it, or a later one.");
 
   root.expect_fields({"halfstep_checkpoint", "step", "fingerprint", "files", "parts", "sha256"},
-                     {"healthy", "score"});
+                     {"healthy", "score", "ranks"});
   Manifest manifest;
   manifest.step = root.at("step").count();
   if (root.has("healthy")) manifest.healthy = root.at("healthy").truth();
   if (root.has("score")) manifest.score = parse_real(root.at("score").text(), root.at("score").where());
+  if (root.has("ranks"))
+    for (const JsonPlace& rank : root.at("ranks").elements()) manifest.ranks.push_back(rank.text());
   for (const auto& [name, answer] : root.at("fingerprint").fields())
     manifest.fingerprint.emplace(name, answer.text());
   manifest.file = file_of(root.at("files"));
@@ -242,6 +245,11 @@ Manifest parse_manifest(std::string_view text, std::string_view where) {
   }
   check_tiling(manifest, where);
   return manifest;
+}
+
+std::string rank_folder_name(std::size_t rank) {
+  std::string digits = std::to_string(rank);
+  return "rank-" + std::string(digits.size() < 5 ? 5 - digits.size() : 0, '0') + digits;
 }
 
 std::string name_in_file(std::string_view part, std::string_view tensor) {

@@ -25,8 +25,12 @@ inline constexpr uint64_t kLargestManifest = uint64_t{64} << 20;
 inline constexpr std::string_view kManifestName = "manifest.json";
 inline constexpr std::string_view kTensorsName = "tensors.safetensors";
 
+/// Where rank 1, 2, ... has written its part of a checkpoint, a manifest and a file as rank 0's:
+/// "rank-00001".
+std::string rank_folder_name(std::size_t rank);
+
 /// A safetensors file. Its header is hashed apart; the tensors behind it have hashes of their own, and lie
-/// without gaps: every byte of the file is covered. More than one, later, when many ranks write.
+/// without gaps: every byte of the file is covered.
 struct ManifestFile {
   uint64_t header_bytes = 0;
   Sha256Text header_sha256;
@@ -58,8 +62,9 @@ struct Manifest {
   std::map<std::string, std::string> fingerprint;  ///< of the machine and libraries that wrote it
   ManifestFile file;
   std::vector<ManifestPart> parts;
-  bool healthy = true;            ///< false while the run that saved it was in trouble
-  std::optional<double> score{};  ///< the lower, the better: a held-out loss
+  bool healthy = true;              ///< false while the run that saved it was in trouble
+  std::optional<double> score{};    ///< the lower, the better: a held-out loss
+  std::vector<Sha256Text> ranks{};  ///< of the manifests of rank 1, 2, ..., where several have saved it
 };
 
 /// JSON whose last member is the SHA-256 of all that stands before it.

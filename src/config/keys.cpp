@@ -393,6 +393,11 @@ const std::vector<ConfigKey>& table() {
                "rounding for each "
                "rank.",
        .words = {"fp32", "bf16", "fp16"}},
+      {.path = "run.shard",
+       .field = HALFSTEP_FIELD(run.shard),
+       .help = "With ranks, of what each keeps a part instead of all: masters and moments; sums of gradients "
+               "too; the model's weights too. A run that is resumed may go on with another.",
+       .words = {"none", "states", "gradients", "weights"}},
       {.path = "run.rank_timeout_seconds",
        .field = HALFSTEP_FIELD(run.rank_timeout_seconds),
        .help = "With ranks, how long one may keep the others waiting before it counts as hung.",

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
 #include <halfstep/error.h>
 #include <halfstep/memory.h>
@@ -48,15 +49,20 @@ void merge_halves(std::vector<Node>& nodes, Add add) {
 
 }  // namespace
 
+void GradReducer::check(const Ranks& ranks, const GradReducerOptions& options) {
+  const bool canonical = options.canonical_batches > 0;
+  HALFSTEP_CHECK(!canonical || options.canonical_batches >= ranks.size(),
+                 "MixedPrecision: a canonical sum of ", options.canonical_batches,
+                 " micro-batches in a step for ", ranks.size(), " ranks. Each rank needs one at least.");
+  HALFSTEP_CHECK(!canonical || options.type == at::kFloat,
+                 "MixedPrecision: a canonical sum travels in FP32, not in ", options.type, ".");
+  HALFSTEP_CHECK(options.type == at::kFloat || options.type == at::kBFloat16 || options.type == at::kHalf,
+                 "MixedPrecision: sums over ranks travel in FP32, BF16 or FP16, not in ", options.type, ".");
+}
+
 GradReducer::GradReducer(Ranks ranks, GradReducerOptions options)
-    : ranks_(std::move(ranks)), options_(options) {
-  HALFSTEP_CHECK(!canonical() || options_.canonical_batches >= ranks_.size(),
-                 "MixedPrecision: a canonical sum of ", options_.canonical_batches,
-                 " micro-batches in a step for ", ranks_.size(), " ranks. Each rank needs one at least.");
-  HALFSTEP_CHECK(!canonical() || options_.type == at::kFloat,
-                 "MixedPrecision: a canonical sum travels in FP32, not in ", options_.type, ".");
-  HALFSTEP_CHECK(options_.type == at::kFloat || options_.type == at::kBFloat16 || options_.type == at::kHalf,
-                 "MixedPrecision: sums over ranks travel in FP32, BF16 or FP16, not in ", options_.type, ".");
+    : ranks_(std::move(ranks)), options_(std::move(options)) {
+  check(ranks_, options_);
 }
 
 void GradReducer::check_whole() const {
@@ -75,50 +81,99 @@ void GradReducer::begin_step(const std::vector<Param>& params) {
   for (std::size_t i = 0; fits && i < params.size(); ++i) {
     const at::Tensor& working = params[i].working;
     fits = laid_out_for_[i] == static_cast<char>(working.requires_grad()) &&
-           (!places_[i].used || same_layout(places_[i].sum, working));
+           working.sizes() == at::IntArrayRef(places_[i].sizes) &&
+           working.strides() == at::IntArrayRef(places_[i].strides);
   }
   if (!fits) lay_out(params);
-  for (Place& place : places_) place.is_ready = false, place.late = at::Tensor();
-  for (Bucket& bucket : buckets_) bucket.waiting_for = bucket.params.size(), bucket.sent = false;
-  next_bucket_ = 0;
+  for (Place& place : places_) place.late = at::Tensor();
   nodes_.clear();
   leaves_ = 0;
+  parts_begun_ = false;
+  begin_micro_batch();
+}
+
+void GradReducer::begin_micro_batch() {
+  if (leaves_ > 0 && !sends_each_micro_batch()) return;
+  for (Place& place : places_) place.is_ready = false;
+  for (Bucket& bucket : buckets_) {
+    bucket.waiting_for = static_cast<std::size_t>(
+        std::ranges::count_if(bucket.params, [&](std::size_t i) { return places_[i].used; }));
+    bucket.sent = bucket.received = false;
+  }
+  next_bucket_ = 0;
 }
 
 void GradReducer::lay_out(const std::vector<Param>& params) {
   HALFSTEP_CHECK(static_cast<int64_t>(params.size()) <= kMostParams, "MixedPrecision: ", params.size(),
                  " parameters; with ranks up to ", kMostParams, " are supported.");
-  const MemoryClassScope memory(MemoryClass::Gradient);
-  constexpr int64_t kAlignment = 16;  // elements: a cache line
   buckets_.clear();
   places_.assign(params.size(), Place{});
   laid_out_for_.resize(params.size());
-  std::vector<int64_t> elements;  // of each bucket
-  const int64_t most = std::max<int64_t>(1, options_.bucket_bytes / 4);
-  for (std::size_t i = params.size(); i-- > 0;) {
+  for (std::size_t i = 0; i < params.size(); ++i) {
     const at::Tensor& working = params[i].working;
     laid_out_for_[i] = static_cast<char>(working.requires_grad());
-    if (!working.requires_grad()) continue;
-    if (buckets_.empty() || elements.back() + working.numel() > most)
-      buckets_.emplace_back(), elements.push_back(0);
-    places_[i] = {.bucket = buckets_.size() - 1,
-                  .first_element = elements.back(),
-                  .used = true,
-                  .is_ready = false,
-                  .sum = {},
-                  .late = {}};
-    buckets_.back().params.push_back(i);
-    elements.back() += (working.numel() + kAlignment - 1) / kAlignment * kAlignment;
+    places_[i].used = working.requires_grad();
+    places_[i].sizes = working.sizes().vec();
+    places_[i].strides = working.strides().vec();
   }
-  const auto options = params.front().working.options().requires_grad(false).dtype(at::kFloat);
-  for (std::size_t b = 0; b < buckets_.size(); ++b) buckets_[b].flat = at::zeros({elements[b]}, options);
-  for (std::size_t i = 0; i < params.size(); ++i)
-    if (places_[i].used)
-      places_[i].sum = buckets_[places_[i].bucket].flat.as_strided(
-          params[i].working.sizes(), params[i].working.strides(), places_[i].first_element);
+  lay_out_buckets(params);
+  const MemoryClassScope memory(MemoryClass::Gradient);
+  for (Bucket& bucket : buckets_) {
+    if (!sends_each_micro_batch()) bucket.flat = at::zeros({bucket.elements}, at::kFloat);
+    if (options_.shards && !canonical())
+      bucket.part = at::zeros({bucket.elements / ranks_.size()}, at::kFloat);
+  }
 }
 
-at::Tensor GradReducer::sum_of(std::size_t i) const { return places_[i].sum; }
+void GradReducer::lay_out_buckets(const std::vector<Param>& params) {
+  if (options_.shards) {
+    const ShardLayout& shards = *options_.shards;
+    for (std::size_t group = 0; group < shards.groups.size(); ++group) {
+      Bucket& bucket = buckets_.emplace_back();
+      bucket.params = shards.groups[group].params;
+      bucket.elements = shards.elements_of(group);
+    }
+    for (std::size_t i = 0; i < places_.size(); ++i) {
+      places_[i].bucket = shards.places[i].group;
+      places_[i].first_element = shards.places[i].first_element;
+    }
+    return;
+  }
+  constexpr int64_t kAlignment = 16;  // elements: a cache line
+  const int64_t most = std::max<int64_t>(1, options_.bucket_bytes / 4);
+  for (std::size_t i = params.size(); i-- > 0;) {
+    const int64_t elements = params[i].working.numel();
+    if (!places_[i].used) continue;
+    if (buckets_.empty() || buckets_.back().elements + elements > most) buckets_.emplace_back();
+    Bucket& bucket = buckets_.back();
+    places_[i].bucket = buckets_.size() - 1;
+    places_[i].first_element = bucket.elements;
+    bucket.params.push_back(i);
+    bucket.elements += (elements + kAlignment - 1) / kAlignment * kAlignment;
+  }
+}
+
+at::Tensor GradReducer::in_bucket(std::size_t i) {
+  const Place& place = places_[i];
+  Bucket& bucket = buckets_[place.bucket];
+  if (!bucket.flat.defined()) {
+    const MemoryClassScope memory(MemoryClass::Gradient);
+    bucket.flat = at::zeros({bucket.elements}, at::kFloat);
+  }
+  return bucket.flat.as_strided(place.sizes, place.strides, place.first_element);
+}
+
+at::Tensor GradReducer::sum_of(std::size_t i) { return places_[i].used ? in_bucket(i) : at::Tensor(); }
+
+at::Tensor GradReducer::result_of(std::size_t i) {
+  if (!options_.shards) return sum_of(i);
+  const Place& place = places_[i];
+  const Bucket& bucket = buckets_[place.bucket];
+  const ShardLayout::Part part = options_.shards->part_of(i, ranks_.rank());
+  const int64_t run = bucket.part.numel() * ranks_.rank();  // begins there
+  return bucket.part.narrow(0, part.elements > 0 ? place.first_element + part.first_element - run : 0,
+                            part.elements);
+}
 
 bool GradReducer::is_sent(std::size_t i) const { return places_[i].used && buckets_[places_[i].bucket].sent; }
 
@@ -126,7 +181,8 @@ void GradReducer::ready(std::size_t i, bool begun) {
   Place& place = places_[i];
   if (!place.used || place.is_ready) return;
   place.is_ready = true;
-  if (!begun) place.sum.zero_();
+  // Memory that is made for one micro-batch is zero before its first gradient.
+  if (!begun && !sends_each_micro_batch()) sum_of(i).zero_();
   --buckets_[place.bucket].waiting_for;
   if (!canonical()) send_complete_buckets();
 }
@@ -139,15 +195,35 @@ void GradReducer::send(std::size_t number) {
   Bucket& bucket = buckets_[number];
   bucket.sent = true;
   const MemoryClassScope memory(MemoryClass::Gradient);
+  if (!bucket.flat.defined()) bucket.flat = at::zeros({bucket.elements}, at::kFloat);  // no gradient in it
   bucket.travelling = options_.type == at::kFloat ? bucket.flat : bucket.flat.to(options_.type);
-  bucket.pending = ranks_.begin_sum(
-      bucket.travelling, detail::concat("the sum of gradients, part ", number + 1, " of ", buckets_.size()));
+  const std::string what = detail::concat("the sum of gradients, part ", number + 1, " of ", buckets_.size());
+  if (!options_.shards) {
+    bucket.pending = ranks_.begin_sum(bucket.travelling, what);
+    return;
+  }
+  if (sends_each_micro_batch()) bucket.flat = at::Tensor();  // `travelling` has it, or its values
+  bucket.arriving = at::empty({bucket.part.numel()}, bucket.travelling.options());
+  bucket.pending = ranks_.begin_sum_of_parts(bucket.travelling, bucket.arriving, what);
+  constexpr std::size_t kMostOnTheirWay = 2;
+  if (sends_each_micro_batch() && number >= kMostOnTheirWay) receive(buckets_[number - kMostOnTheirWay]);
 }
 
 void GradReducer::receive(Bucket& bucket) {
+  if (bucket.received) return;
+  bucket.received = true;
   bucket.pending.wait();
-  if (options_.type != at::kFloat) bucket.flat.copy_(bucket.travelling);
-  bucket.travelling = at::Tensor();
+  if (options_.shards)
+    parts_begun_ ? bucket.part.add_(bucket.arriving) : bucket.part.copy_(bucket.arriving);
+  else if (options_.type != at::kFloat)
+    bucket.flat.copy_(bucket.travelling);
+  bucket.travelling = bucket.arriving = at::Tensor();
+}
+
+void GradReducer::receive_all() {
+  for (Bucket& bucket : buckets_) receive(bucket);
+  for (Bucket& bucket : buckets_) bucket.sent = false;
+  parts_begun_ = true;
 }
 
 void GradReducer::add_late(std::size_t i, const at::Tensor& grad) {
@@ -160,13 +236,18 @@ void GradReducer::add_late(std::size_t i, const at::Tensor& grad) {
 
 void GradReducer::end_micro_batch(const std::vector<char>& begun) {
   ++leaves_;
+  if (sends_each_micro_batch()) {
+    for (std::size_t i = 0; i < places_.size(); ++i) ready(i, begun[i]);
+    send_complete_buckets();  // one whose parameters are all frozen waits for none
+    receive_all();
+  }
   if (!canonical()) return;
   const RankShare mine = my_share();
   HALFSTEP_CHECK(leaves_ <= mine.count, "MixedPrecision: rank ", ranks_.rank(), " of ", ranks_.size(),
                  " has more than its ", mine.count, " of the ", options_.canonical_batches,
                  " micro-batches of a step.");
   for (std::size_t i = 0; i < places_.size(); ++i)
-    if (places_[i].used && !begun[i]) places_[i].sum.zero_();
+    if (places_[i].used && !begun[i]) sum_of(i).zero_();
   Node leaf{.first = mine.first + leaves_ - 1, .count = 1, .flats = {}};
   for (const Bucket& bucket : buckets_) leaf.flats.push_back(bucket.flat.clone());
   nodes_.push_back(std::move(leaf));
@@ -217,7 +298,11 @@ GradAgreement GradReducer::finish(const Found& found) {
                    " closes a step after ", leaves_, " of its ", mine.count, " micro-batches (of ",
                    options_.canonical_batches, " in all).");
   }
-  for (std::size_t i = 0; i < places_.size(); ++i) ready(i, canonical() || found.begun[i]);
+  if (sends_each_micro_batch() && leaves_ == 0) end_micro_batch(std::vector<char>(places_.size(), 0));
+  if (!sends_each_micro_batch()) {
+    for (std::size_t i = 0; i < places_.size(); ++i) ready(i, canonical() || found.begun[i]);
+    if (!canonical()) send_complete_buckets();
+  }
   const auto extra = static_cast<int64_t>(found.largest.size());
   const at::Tensor message = at::zeros({1 + 2 * count + extra}, at::kLong);
   auto* numbers = message.mutable_data_ptr<int64_t>();
@@ -235,11 +320,15 @@ GradAgreement GradReducer::finish(const Found& found) {
   agreed.largest.assign(numbers + 1 + 2 * count, numbers + 1 + 2 * count + extra);
   if (canonical()) {
     sum_tree();
+    if (options_.shards)
+      for (Bucket& bucket : buckets_) {
+        const int64_t elements = bucket.elements / ranks_.size();
+        bucket.part = bucket.flat.narrow(0, elements * ranks_.rank(), elements);
+      }
   } else {
-    for (Bucket& bucket : buckets_) receive(bucket);
+    if (!sends_each_micro_batch()) receive_all();
     add_late_sums(late);
   }
-  for (Bucket& bucket : buckets_) bucket.sent = false;
   next_bucket_ = buckets_.size();
   return agreed;
 }
@@ -248,11 +337,21 @@ void GradReducer::add_late_sums(const std::vector<char>& late) {
   for (std::size_t i = 0; i < places_.size(); ++i) {
     if (!late[i]) continue;
     Place& place = places_[i];
-    at::Tensor sum = place.late.defined() ? place.late : at::zeros(place.sum.sizes(), place.sum.options());
+    at::Tensor sum = place.late.defined() ? place.late : at::zeros(place.sizes, at::kFloat);
     ranks_.sum(sum);
-    place.sum.add_(sum);
+    if (options_.shards)
+      add_to_part(i, sum);
+    else
+      sum_of(i).add_(sum);
     place.late = at::Tensor();
   }
+}
+
+void GradReducer::add_to_part(std::size_t i, const at::Tensor& sum) {
+  const Place& place = places_[i];
+  const at::Tensor laid_out = at::empty_strided(place.sizes, place.strides, at::kFloat).copy_(sum);
+  const ShardLayout::Part part = options_.shards->part_of(i, ranks_.rank());
+  result_of(i).add_(laid_out.as_strided({part.elements}, {1}, part.first_element));
 }
 
 void GradReducer::drop_step() {

@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "distributed/shard_layout.h"
+
 namespace halfstep {
 
 struct GradReducerOptions {
@@ -18,6 +20,10 @@ struct GradReducerOptions {
   /// one fixed tree, whoever computed them.
   int64_t canonical_batches = 0;
   int64_t bucket_bytes = 25 << 20;
+  /// Each rank gets its parts of the sums only; a group is a bucket.
+  std::shared_ptr<const ShardLayout> shards{};
+  /// And keeps no other: the sums of a micro-batch leave with it.
+  bool keeps_parts_only = false;
 };
 
 /// What the ranks know of a step together.
@@ -31,20 +37,29 @@ struct GradAgreement {
 };
 
 /// FP32 memory for the sum of each parameter's gradients, in buckets that travel as one. Buckets go in one
-/// order on all ranks, the last parameters first: backward is done with them first.
+/// order on all ranks, the last parameters first: backward is done with them first. Where parts only are kept
+/// a bucket has memory from its first gradient until it has arrived, and few are on their way at a time.
 class GradReducer {
  public:
   GradReducer(Ranks ranks, GradReducerOptions options);
+  /// The Errors of the constructor.
+  static void check(const Ranks& ranks, const GradReducerOptions& options);
 
   bool canonical() const { return options_.canonical_batches > 0; }
   const Ranks& ranks() const { return ranks_; }
+  bool has_parts() const { return options_.shards != nullptr; }
   RankShare my_share() const { return ranks_.share(options_.canonical_batches); }
 
   /// Before a step's first gradient: the parameters that require one have memory from here on.
   void begin_step(const std::vector<Param>& params);
+  /// Before each backward.
+  void begin_micro_batch();
   /// Where the gradients of parameter `i` are added up on this rank, laid out as the parameter; undefined for
   /// one that did not require a gradient when the step began.
-  at::Tensor sum_of(std::size_t i) const;
+  at::Tensor sum_of(std::size_t i);
+  /// After finish(): of all ranks. With shards, this rank's part.
+  at::Tensor result_of(std::size_t i);
+  bool sends_each_micro_batch() const { return options_.keeps_parts_only && !canonical(); }
 
   /// Whether the sum of `i` is on its way already: what comes later is added by add_late.
   bool is_sent(std::size_t i) const;
@@ -63,7 +78,7 @@ class GradReducer {
     std::vector<char> begun;       ///< by parameter: whether it has a gradient
     std::vector<int32_t> largest;  ///< to be agreed on: the largest of all ranks'
   };
-  /// Sends what was not sent, and waits for all: sum_of(i) is then that of all ranks.
+  /// Sends what was not sent, and waits for all: result_of(i) is then that of all ranks.
   GradAgreement finish(const Found& found);
   /// This rank leaves the step. Where sums are on their way, the others cannot be caught up with.
   void drop_step();
@@ -71,18 +86,22 @@ class GradReducer {
  private:
   struct Bucket {
     std::vector<std::size_t> params;  // in the order of their memory
-    at::Tensor flat;                  // FP32
-    at::Tensor travelling;            // `flat`, or its values in another type
-    std::size_t waiting_for = 0;      // parameters whose sum is not complete
-    bool sent = false;
+    int64_t elements = 0;
+    at::Tensor flat;              // FP32
+    at::Tensor travelling;        // `flat`, or its values in another type
+    at::Tensor part;              // with shards, FP32: of the sum of all ranks
+    at::Tensor arriving;          // and of what is on its way
+    std::size_t waiting_for = 0;  // parameters whose sum is not complete
+    bool sent = false, received = false;
     Ranks::Pending pending;
   };
   struct Place {
     std::size_t bucket = 0;
     int64_t first_element = 0;
+    std::vector<int64_t> sizes, strides;
     bool used = false;
     bool is_ready = false;
-    at::Tensor sum, late;
+    at::Tensor late;
   };
   struct Node {  // of the tree: the sum of leaves [first, first + count), as flats of all buckets
     int64_t first = 0, count = 0;
@@ -90,9 +109,13 @@ class GradReducer {
   };
 
   void lay_out(const std::vector<Param>& params);
+  void lay_out_buckets(const std::vector<Param>& params);
   void send_complete_buckets();
   void send(std::size_t bucket);
   void receive(Bucket& bucket);
+  void receive_all();
+  at::Tensor in_bucket(std::size_t i);
+  void add_to_part(std::size_t i, const at::Tensor& sum);
   void add_late_sums(const std::vector<char>& late);
   void sum_tree();
   void check_whole() const;
@@ -105,6 +128,7 @@ class GradReducer {
   std::vector<Node> nodes_;
   std::size_t next_bucket_ = 0;
   int64_t leaves_ = 0;
+  bool parts_begun_ = false;  // in this step
   bool broken_ = false;
 };
 

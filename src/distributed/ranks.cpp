@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/ScalarType.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -98,7 +99,7 @@ struct Ranks::State {
   std::chrono::milliseconds timeout{};
   StorePtr store{};
   c10::intrusive_ptr<c10d::Backend> group{};
-  int64_t waits_for_first = 0;
+  int64_t waits_for_first = 0, waits_for_all = 0;
   std::optional<RankError> failed{};
 
   /// Runs one exchange; what it throws becomes the name of the rank that is to blame.
@@ -147,6 +148,9 @@ struct Ranks::State {
   }
 
   RankError reason_of(const std::string& what, const std::string& cause) const;
+
+  /// However long it takes, unless a rank is lost.
+  void wait_until(const std::string& what, const std::function<bool()>& holds);
 };
 
 /// Gloo says that a connection broke, not whose. So those that are left sign in where they met: who does not
@@ -249,15 +253,45 @@ void Ranks::Pending::wait() {
   state->ranks->wait(state->what, state->work);
 }
 
-Ranks::Pending Ranks::begin_sum(at::Tensor tensor, std::string what) const {
+template <typename Begin>
+Ranks::Pending Ranks::begun(std::vector<at::Tensor> tensors, std::string what, Begin begin) const {
   Pending pending;
-  if (state_->size == 1) return pending;
-  c10d::Backend& backend = state_->backend_for(tensor);
+  c10d::Backend& backend = state_->backend_for(tensors.front());
   pending.state_ = std::make_shared<Pending::State>(
-      Pending::State{.ranks = state_, .what = std::move(what), .tensors = {std::move(tensor)}, .work = {}});
-  auto& begun = *pending.state_;
-  state_->guarded(begun.what, [&] { begun.work = backend.allreduce(begun.tensors); });
+      Pending::State{.ranks = state_, .what = std::move(what), .tensors = std::move(tensors), .work = {}});
+  auto& state = *pending.state_;
+  state_->guarded(state.what, [&] { state.work = begin(backend, state.tensors); });
   return pending;
+}
+
+Ranks::Pending Ranks::begin_sum(at::Tensor tensor, std::string what) const {
+  if (state_->size == 1) return {};
+  return begun({std::move(tensor)}, std::move(what),
+               [](c10d::Backend& backend, auto& tensors) { return backend.allreduce(tensors); });
+}
+
+Ranks::Pending Ranks::begin_sum_of_parts(at::Tensor all, at::Tensor part, std::string what) const {
+  HALFSTEP_CHECK(all.numel() == part.numel() * state_->size, "Ranks: ", all.numel(),
+                 " elements to be summed into ", state_->size, " parts of ", part.numel(), ".");
+  if (state_->size == 1) {
+    part.copy_(all);
+    return {};
+  }
+  return begun({std::move(all), std::move(part)}, std::move(what), [](c10d::Backend& backend, auto& tensors) {
+    return backend._reduce_scatter_base(tensors[1], tensors[0]);
+  });
+}
+
+Ranks::Pending Ranks::begin_gather(at::Tensor part, at::Tensor all, std::string what) const {
+  HALFSTEP_CHECK(all.numel() == part.numel() * state_->size, "Ranks: ", state_->size, " parts of ",
+                 part.numel(), " to be gathered in ", all.numel(), " elements.");
+  if (state_->size == 1) {
+    all.copy_(part);
+    return {};
+  }
+  return begun({std::move(part), std::move(all)}, std::move(what), [](c10d::Backend& backend, auto& tensors) {
+    return backend._allgather_base(tensors[1], tensors[0]);
+  });
 }
 
 void Ranks::sum(at::Tensor tensor) const { begin_sum(std::move(tensor), "a sum").wait(); }
@@ -320,20 +354,46 @@ std::string Ranks::told(std::string text) const {
   return text;
 }
 
+void Ranks::State::wait_until(const std::string& what, const std::function<bool()>& holds) {
+  // All ask the one process that holds the meeting place: a thousand of them less often each.
+  const auto pause = std::max(std::chrono::microseconds(20'000), std::chrono::microseconds(100) * size);
+  const auto is_set = [&](const char* name) { return store->check({name}); };
+  for (;; std::this_thread::sleep_for(pause)) {
+    if (guarded(what, holds)) return;
+    if (guarded(what, [&] { return is_set(distributed::kLostKey) || is_set(distributed::kFailedKey); }))
+      fail(what, "another rank has failed");
+  }
+}
+
 void Ranks::wait_for_first() const {
   if (state_->size == 1) return;
   const std::string what = "waiting for rank 0";
   const std::string key = "halfstep/first/" + std::to_string(state_->waits_for_first++);
   if (state_->rank == 0) return state_->guarded(what, [&] { state_->store->set(key, bytes_of("here")); });
-  constexpr std::chrono::milliseconds kPause{100};
-  const auto is_set = [&](const char* name) {
-    return state_->guarded(what, [&] { return state_->store->check({name}); });
-  };
-  for (;; std::this_thread::sleep_for(kPause)) {
-    if (is_set(key.c_str())) return;
-    if (is_set(distributed::kLostKey) || is_set(distributed::kFailedKey))
-      state_->fail(what, "another rank has failed");
+  state_->wait_until(what, [&] { return state_->store->check({key}); });
+}
+
+std::vector<std::string> Ranks::exchanged(const std::string& text) const {
+  if (state_->size == 1) return {text};
+  const std::string what = "waiting for all ranks";
+  const std::string key = "halfstep/all/" + std::to_string(state_->waits_for_all++);
+  int64_t there = state_->guarded(what, [&] { return state_->store->add(key, 1); });
+  if (there < state_->size)
+    state_->wait_until(what, [&] { return state_->store->add(key, 0) >= state_->size; });
+  const at::Tensor length = at::empty({1}, at::kLong);
+  length.mutable_data_ptr<int64_t>()[0] = static_cast<int64_t>(text.size());
+  const at::Tensor lengths = gathered(length);
+  const auto* const sizes = lengths.const_data_ptr<int64_t>();
+  const int64_t longest = std::max<int64_t>(1, *std::max_element(sizes, sizes + state_->size));
+  const at::Tensor bytes = at::zeros({longest}, at::kByte);
+  std::copy(text.begin(), text.end(), bytes.mutable_data_ptr<uint8_t>());
+  const at::Tensor all = gathered(bytes);
+  std::vector<std::string> texts;
+  for (int rank = 0; rank < state_->size; ++rank) {
+    const uint8_t* const begin = all.const_data_ptr<uint8_t>() + rank * longest;
+    texts.emplace_back(begin, begin + sizes[rank]);
   }
+  return texts;
 }
 
 struct MeetingPlace::State {

@@ -3,6 +3,7 @@
 // gradient once.
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/alias.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mean.h>
@@ -62,7 +63,8 @@ class LowRowsRmsNorm : public torch::autograd::Function<LowRowsRmsNorm> {
     const at::Tensor grads = output_grads[0].to(at::kFloat).contiguous();
     if (at::GradMode::is_enabled())
       return differentiable_gradients(saved[0], saved[1], grads, context->saved_data["eps"].toDouble());
-    return gradients(saved[0], saved[1], saved[2], grads);
+    // An operation of LibTorch's on the weight: where weights are sharded, it brings them.
+    return gradients(saved[0], at::alias(saved[1]), saved[2], grads);
   }
 
  private:

@@ -6,6 +6,7 @@
 #include "optim/rules.h"
 #include "tensor/dense.h"
 #include "tensor/faults.h"
+#include "tensor/param_checks.h"
 #include "tensor/transfers.h"
 #include "tensor/update_path.h"
 
@@ -51,6 +52,17 @@ std::string param_name(const Slot& slot, const char* field) {
   return "param." + slot.param.name + "." + field;
 }
 
+/// Of a part of a parameter with the elements that it has.
+std::string tensor_name(const Slot& slot, const char* field) {
+  const bool is_of_blocks = std::string_view(field).ends_with("_scales");
+  return saved_name(param_name(slot, field), slot.param, is_of_blocks ? kMomentBlockElements : 1);
+}
+
+/// A rank's part of a parameter may have no elements: there is nothing to save.
+bool is_saved(const Slot& slot, const at::Tensor& tensor) {
+  return tensor.defined() && !(slot.param.is_part() && slot.param.working.numel() == 0);
+}
+
 }  // namespace
 
 namespace {
@@ -73,7 +85,7 @@ StateDict live_form(const OptimizerState<Options>& state) {
     saved.set(param_name(slot, "steps"), slot.steps);
     saved.set(param_name(slot, "group"), static_cast<int64_t>(slot.group));
     for_each_tensor(slot, [&](const char* name, const at::Tensor& tensor) {
-      if (tensor.defined()) saved.set(param_name(slot, name), tensor);
+      if (is_saved(slot, tensor)) saved.set(tensor_name(slot, name), tensor);
     });
   }
   return saved;
@@ -85,11 +97,12 @@ template <typename Options>
 std::vector<Slot> slots_as_saved(const StateDict& saved, const OptimizerState<Options>& state) {
   std::vector<Slot> slots = state.slots;
   for (Slot& slot : slots) {
+    if (slot.param.is_part() && slot.param.working.numel() == 0) continue;
     const int moments = Rule<Options>::moment_count(state.groups[slot.group]);
     int which = 0;
     for (const auto& [name, moment] :
          {std::pair{"first_moment", &slot.first}, std::pair{"second_moment", &slot.second}}) {
-      const bool kept = saved.contains(param_name(slot, name)), wanted = which++ < moments;
+      const bool kept = saved.contains(tensor_name(slot, name)), wanted = which++ < moments;
       if (kept && wanted && !moment->values.defined()) *moment = make_moment(slot.param, slot.storage);
       const std::string steps = param_name(slot, "steps");
       if (!kept && saved.contains(steps) && saved.integer(steps) == 0) *moment = {};
@@ -146,16 +159,16 @@ void load(const StateDict& saved, OptimizerState<Options>& state) {
     faults.expect(group == static_cast<int64_t>(slot.group), "'", slot.param.name, "' was in group ", group,
                   " and is in group ", slot.group);
     for_each_tensor(slot, [&](const char* name, const at::Tensor& tensor) {
-      if (tensor.defined())
-        faults.expect_like(param_name(slot, name), saved.tensor(param_name(slot, name)), tensor);
+      if (is_saved(slot, tensor))
+        faults.expect_like(tensor_name(slot, name), saved.tensor(tensor_name(slot, name)), tensor);
     });
     // Blocks of 8-bit codes follow memory, not indices: under other strides a copy would part them from their
     // scales.
     for (const auto& [name, moment] :
          {std::pair{"first_moment", &slot.first}, std::pair{"second_moment", &slot.second}}) {
-      if (!moment->scales.defined()) continue;
-      faults.expect(same_layout(saved.tensor(param_name(slot, name)), moment->values), "'",
-                    param_name(slot, name), "' was saved with other strides than the ",
+      if (!is_saved(slot, moment->scales)) continue;
+      faults.expect(same_layout(saved.tensor(tensor_name(slot, name)), moment->values), "'",
+                    tensor_name(slot, name), "' was saved with other strides than the ",
                     moment->values.strides(), " of this model");
     }
   }
@@ -169,7 +182,7 @@ void load(const StateDict& saved, OptimizerState<Options>& state) {
   for (Slot& slot : state.slots) {
     slot.steps = saved.integer(param_name(slot, "steps"));
     for_each_tensor(slot, [&](const char* name, at::Tensor& tensor) {
-      if (tensor.defined()) tensor.copy_(saved.tensor(param_name(slot, name)));
+      if (is_saved(slot, tensor)) tensor.copy_(saved.tensor(tensor_name(slot, name)));
     });
   }
 }

@@ -2,7 +2,11 @@
 
 #include <halfstep/error.h>
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/empty_strided.h>
+
+#include <sstream>
 
 namespace halfstep {
 
@@ -24,6 +28,38 @@ bool same_layout(const at::Tensor& a, const at::Tensor& b) {
   for (int64_t d = 0; d < a.dim(); ++d)
     if (a.size(d) > 1 && a.stride(d) != b.stride(d)) return false;
   return true;
+}
+
+std::string layout_text(const at::Tensor& tensor) {
+  const auto numbers = [](at::IntArrayRef values) {
+    std::string text;
+    for (const int64_t value : values) {
+      if (!text.empty()) text += 'x';
+      text += std::to_string(value);
+    }
+    return text;
+  };
+  if (tensor.is_contiguous()) return numbers(tensor.sizes());
+  return numbers(tensor.sizes()) + " by " + numbers(tensor.strides());
+}
+
+at::Tensor layout_of(const std::string& text) {
+  const auto numbers = [](const std::string& part, std::vector<int64_t>& found) {
+    std::istringstream stream(part);
+    for (std::string number; std::getline(stream, number, 'x');) {
+      if (number.empty() || number.size() > 18 || number.find_first_not_of("0123456789") != std::string::npos)
+        return false;
+      found.push_back(std::stoll(number));
+    }
+    return true;
+  };
+  std::vector<int64_t> sizes, strides;
+  const std::size_t by = text.find(" by ");
+  if (!numbers(text.substr(0, by), sizes)) return {};
+  const auto options = at::TensorOptions(at::kMeta).dtype(at::kByte);
+  if (by == std::string::npos) return at::empty(sizes, options);
+  if (!numbers(text.substr(by + 4), strides) || strides.size() != sizes.size()) return {};
+  return at::empty_strided(sizes, strides, options);
 }
 
 std::vector<Chunk> chunks_of(const std::vector<int64_t>& element_counts) {

@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace halfstep {
@@ -20,6 +21,11 @@ std::optional<Format> training_format(c10::ScalarType type);
 
 /// Whether an array over `a` and one over `b` have the same element at the same place.
 bool same_layout(const at::Tensor& a, const at::Tensor& b);
+
+/// A shape and the order in which its elements lie in memory, as text: "64x32", "8x3x5x5 by 75x1x15x3".
+std::string layout_text(const at::Tensor& tensor);
+/// A tensor without memory of that shape and order; undefined for another text.
+at::Tensor layout_of(const std::string& text);
 
 /// A run of elements of one of several arrays.
 struct Chunk {

@@ -10,6 +10,7 @@
 
 #include "kernels/update.h"
 #include "tensor/dense.h"
+#include "tensor/grad_squares.h"
 #include "tensor/grads_on_device.h"
 #include "tensor/update_path.h"
 
@@ -19,38 +20,18 @@ namespace {
 // The largest norm whose square AdamW can keep in FP32: (2^63)^2 = 2^126, with room for the sum of two.
 constexpr double kLargestNorm = 0x1p63;
 
-struct Inspected {
-  std::size_t param = 0;
-  at::Tensor grad{};
-  double sum_of_squares = 0;
-};
-
-std::vector<Inspected> grads_to_inspect(const std::vector<Param>& params) {
-  std::vector<Inspected> inspected;
+/// Those to look at; undefined where there is none.
+std::vector<at::Tensor> grads_of(const std::vector<Param>& params) {
+  std::vector<at::Tensor> grads(params.size());
   std::unordered_set<const c10::TensorImpl*>
       seen;  // a tied parameter counts once in the norm, as it is stepped once
   for (std::size_t i = 0; i < params.size(); ++i) {
     const at::Tensor& grad = params[i].working.grad();
     if (!grad.defined() || !seen.insert(params[i].working.unsafeGetTensorImpl()).second) continue;
     check_grad(params[i], grad);
-    inspected.push_back({i, grad.is_non_overlapping_and_dense() ? grad : grad.contiguous()});
+    grads[i] = grad;
   }
-  return inspected;
-}
-
-void sum_squares(std::vector<Inspected>& inspected) {
-  std::vector<int64_t> counts;
-  for (const auto& one : inspected) counts.push_back(one.grad.numel());
-  const auto chunks = chunks_of(counts);
-  // Chunk by chunk, and added up in their order afterwards: the same bits whoever took which chunk.
-  std::vector<double> sums(chunks.size());
-  for_each_chunk(chunks.size(), [&](std::size_t i) {
-    const auto [array, first, count] = chunks[i];
-    const at::Tensor& grad = inspected[array].grad;
-    sums[i] = sum_of_squares(*training_format(grad.scalar_type()),
-                             address_of(grad.const_data_ptr(), first, grad.element_size()), count);
-  });
-  for (std::size_t i = 0; i < chunks.size(); ++i) inspected[chunks[i].array].sum_of_squares += sums[i];
+  return grads;
 }
 
 }  // namespace
@@ -79,22 +60,48 @@ GradSummary inspect_grads(const std::vector<Param>& params, std::optional<double
     return inspect_on_device(params, given_loss_scale ? at::full({}, loss_scale, fp32) : at::Tensor(),
                              detail);
   }
-  std::vector<Inspected> inspected = grads_to_inspect(params);
-  sum_squares(inspected);
+  return GradSummary(findings_of(params, squares_of(grads_of(params)), loss_scale, detail));
+}
 
-  GradFindings found{.any = !inspected.empty(), .loss_scale = loss_scale};
+GradSquares squares_of(const std::vector<at::Tensor>& grads) {
+  std::vector<at::Tensor> dense;
+  std::vector<int64_t> counts;
+  for (const at::Tensor& grad : grads) {
+    const bool as_it_is = !grad.defined() || grad.is_non_overlapping_and_dense();
+    dense.push_back(as_it_is ? grad : grad.contiguous());
+    counts.push_back(grad.defined() ? grad.numel() : 0);
+  }
+  const auto chunks = chunks_of(counts);
+  // Chunk by chunk, and added up in their order afterwards: the same bits whoever took which chunk.
+  std::vector<double> sums(chunks.size());
+  for_each_chunk(chunks.size(), [&](std::size_t i) {
+    const auto [array, first, count] = chunks[i];
+    const at::Tensor& grad = dense[array];
+    sums[i] = sum_of_squares(*training_format(grad.scalar_type()),
+                             address_of(grad.const_data_ptr(), first, grad.element_size()), count);
+  });
+  GradSquares squares(grads.size());
+  for (std::size_t i = 0; i < grads.size(); ++i)
+    if (grads[i].defined()) squares[i] = 0;
+  for (std::size_t i = 0; i < chunks.size(); ++i) *squares[chunks[i].array] += sums[i];
+  return squares;
+}
+
+GradFindings findings_of(const std::vector<Param>& params, const GradSquares& squares, double loss_scale,
+                         GradDetail detail) {
+  GradFindings found{.loss_scale = loss_scale};
   double total = 0;
-  const Inspected* bad = nullptr;
-  const Inspected* largest = nullptr;
-  for (const Inspected& one : inspected) {
-    const bool finite = std::isfinite(one.sum_of_squares);
-    if (!finite && !bad) bad = &one;
-    if (!largest || one.sum_of_squares > largest->sum_of_squares) largest = &one;
-    total += one.sum_of_squares;
+  std::optional<std::size_t> bad, largest;
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    if (!squares[i]) continue;
+    found.any = true;
+    const bool finite = std::isfinite(*squares[i]);
+    if (!finite && !bad) bad = i;
+    if (!largest || *squares[i] > *squares[*largest]) largest = i;
+    total += *squares[i];
     if (detail == GradDetail::PerParam)
-      found.params.push_back({.name = params[one.param].name,
-                              .norm = std::sqrt(one.sum_of_squares) / loss_scale,
-                              .finite = finite});
+      found.params.push_back(
+          {.name = params[i].name, .norm = std::sqrt(*squares[i]) / loss_scale, .finite = finite});
   }
   for (const Param& param : params)
     if (param.working.requires_grad() && !param.working.grad().defined())
@@ -102,8 +109,8 @@ GradSummary inspect_grads(const std::vector<Param>& params, std::optional<double
   found.norm = std::sqrt(total) / loss_scale;
   if (!bad && found.norm > kLargestNorm) bad = largest;
   found.finite = !bad;
-  if (bad) found.first_bad = params[bad->param].name;
-  return GradSummary(std::move(found));
+  if (bad) found.first_bad = params[*bad].name;
+  return found;
 }
 
 const GradFindings& GradSummary::findings() const { return on_device_ ? on_device_->read() : *findings_; }

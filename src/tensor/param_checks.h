@@ -31,6 +31,9 @@ struct ParamRecord {
   int64_t skips = 0;                        // steps that an optimizer of ours skipped
 };
 
+/// Gives a part of a parameter, whose `working` is a run of its elements, a record of its own.
+void note_as_part(Param& part);
+
 /// Notes an update by an optimizer of ours, as an in-place operation of LibTorch is noted: autograd then sees
 /// that a graph has outlived its weights.
 void note_update(const Param& param);
@@ -55,6 +58,11 @@ std::optional<c10::ScalarType> master_type(WeightStorage storage, c10::ScalarTyp
 
 /// That FP32 values are finite and stay so in `type`; an Error with the largest one.
 void check_values_fit(const std::string& name, const at::Tensor& values, c10::ScalarType type);
+
+/// The name of something that is kept for each element of a parameter, in a saved state. Of a part it says
+/// which elements: "working.layers.3.weight[0:65536]". `elements_per_entry`: of what is kept for a run of
+/// them.
+std::string saved_name(const std::string& name, const Param& param, int64_t elements_per_entry = 1);
 
 /// Two tensors in the same memory would each undo what is written through the other: an Error by both names.
 /// `whose` begins the message.

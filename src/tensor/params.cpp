@@ -167,6 +167,21 @@ void take_replaced(const Param& param) {
   if (param.record) param.record->updated_version = ParamRecord::kReplaced;
 }
 
+std::string saved_name(const std::string& name, const Param& param, int64_t elements_per_entry) {
+  if (!param.is_part()) return name;
+  const auto entry = [&](int64_t element) { return (element + elements_per_entry - 1) / elements_per_entry; };
+  return detail::concat(name, "[", entry(param.first_element), ":",
+                        entry(param.first_element + param.working.numel()), "]");
+}
+
+void note_as_part(Param& part) {
+  part.record = std::make_shared<ParamRecord>();
+  part.record->sizes = part.working.sizes().vec();
+  part.record->device = part.working.device();
+  note_memory(part);
+  part.record->updated_version = part.working._version();
+}
+
 void note_update(const Param& param) {
   param.working.unsafeGetTensorImpl()->bump_version();
   if (!param.record) return;

@@ -4,6 +4,7 @@
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
 #include <halfstep/error.h>
 
 #include <limits>
@@ -18,9 +19,11 @@ namespace halfstep::train {
 
 void GradAccumulator::begin_backward(const std::vector<Param>& params) {
   sums_.resize(params.size());
-  if (!reducer_ || micro_batches_ > 0) return;
-  reducer_->begin_step(params);
-  for (std::size_t i = 0; i < params.size(); ++i) sums_[i].values = reducer_->sum_of(i);
+  if (!reducer_) return;
+  if (micro_batches_ == 0)
+    reducer_->begin_step(params);
+  else
+    reducer_->begin_micro_batch();
 }
 
 void GradAccumulator::add_micro_batch(const std::vector<Param>& params, double loss_scale) {
@@ -44,8 +47,8 @@ void GradAccumulator::add_micro_batch(const std::vector<Param>& params, double l
   ++micro_batches_;
   if (!reducer_) return;
   reducer_->end_micro_batch(begun());
-  // Each micro-batch is a leaf of its own in the tree.
-  if (reducer_->canonical())
+  // Each micro-batch is a leaf of its own in the tree, or has left.
+  if (reducer_->canonical() || reducer_->sends_each_micro_batch())
     for (Sum& sum : sums_) sum.begun_in_step |= std::exchange(sum.begun, false);
 }
 
@@ -83,7 +86,7 @@ void GradAccumulator::add_micro_batch_on_device(const std::vector<Param>& params
   for (std::size_t i = 0; i < params.size(); ++i) {
     const at::Tensor& working = params[i].working;
     if (!working.grad().defined()) continue;
-    make_sum(sums_[i], params[i]);
+    make_sum(i, params[i]);
     (sums_[i].begun ? begun : begins).push_back(sums_[i].values);
     (sums_[i].begun ? to_add : first).push_back(working.grad());
     sums_[i].begun = true;
@@ -125,8 +128,10 @@ GradSummary GradAccumulator::bad_summary(double loss_scale) const {
                       .micro_batch = bad_micro_batch_});
 }
 
-void GradAccumulator::make_sum(Sum& sum, const Param& param) const {
+void GradAccumulator::make_sum(std::size_t i, const Param& param) {
+  Sum& sum = sums_[i];
   const at::Tensor& working = param.working;
+  if (reducer_) sum.values = reducer_->sum_of(i);
   // As the parameter lies in memory now: somebody may have laid it out anew, even between two micro-batches.
   if (sum.values.defined() && same_layout(sum.values, working)) return;
   HALFSTEP_CHECK(
@@ -154,7 +159,7 @@ void GradAccumulator::add(const std::vector<Param>& params, const std::vector<st
     const at::Tensor& working = params[i].working;
     grads.push_back(grad_laid_out_as(working, working.grad()));
     counts.push_back(working.numel());
-    make_sum(sums_[i], params[i]);
+    make_sum(i, params[i]);
   }
 
   const auto chunks = chunks_of(counts);
@@ -172,20 +177,24 @@ void GradAccumulator::add(const std::vector<Param>& params, const std::vector<st
                        !sum.begun);
   });
   for (const std::size_t i : which) sums_[i].begun = true;
+  if (reducer_)
+    for (const std::size_t i : which) sums_[i].values = at::Tensor();  // the reducer's, who may let it go
 }
 
-void GradAccumulator::close(const std::vector<Param>& params, std::vector<int32_t>* largest) {
+void GradAccumulator::close(const std::vector<Param>& params, const std::vector<Param>& updated,
+                            std::vector<int32_t>* largest) {
   for (std::size_t i = 0; i < params.size(); ++i) {
     const at::Tensor& grad = params[i].working.grad();
-    HALFSTEP_CHECK(!grad.defined() || (i < sums_.size() && grad.is_same(sums_[i].values)),
-                   "MixedPrecision: close_sum, but '", params[i].name,
+    const bool is_ours = reducer_ ? closed_ : i < sums_.size() && grad.is_same(sums_[i].values);
+    HALFSTEP_CHECK(!grad.defined() || is_ours, "MixedPrecision: close_sum, but '", params[i].name,
                    "' has a gradient that MixedPrecision::backward did not make, which is in no sum of "
                    "micro-batches. Call mp.backward(loss) for every loss.");
   }
   if (reducer_ && !closed_) sum_over_ranks(params, largest);
   closed_ = true;
   for (std::size_t i = 0; i < sums_.size(); ++i)
-    if (sums_[i].begun) params[i].working.mutable_grad() = sums_[i].values;
+    if (sums_[i].begun)
+      updated[i].working.mutable_grad() = reducer_ ? reducer_->result_of(i) : sums_[i].values;
 }
 
 void GradAccumulator::sum_over_ranks(const std::vector<Param>& params, std::vector<int32_t>* largest) {
@@ -208,9 +217,12 @@ void GradAccumulator::sum_over_ranks(const std::vector<Param>& params, std::vect
   bad_rank_ = reducer_->ranks().size() > 1 ? agreed.rank : -1;
 }
 
-GradSummary GradAccumulator::summary(const std::vector<Param>& params, double loss_scale,
+GradSummary GradAccumulator::summary(const std::vector<Param>& updated, double loss_scale,
                                      GradDetail detail) const {
-  const GradSummary sums = halfstep::inspect_grads(params, loss_scale, detail);
+  const GradSummary sums =
+      reducer_ && reducer_->has_parts()
+          ? GradSummary(findings_of(updated, squares_of_parts(updated), loss_scale, detail))
+          : halfstep::inspect_grads(updated, loss_scale, detail);
   if (bad_micro_batch_ < 0) return sums;
   return GradSummary({.finite = false,
                       .any = true,
@@ -221,6 +233,27 @@ GradSummary GradAccumulator::summary(const std::vector<Param>& params, double lo
                       .rank = bad_rank_,
                       .params = sums.params(),
                       .without_grad = sums.without_grad()});
+}
+
+GradSquares GradAccumulator::squares_of_parts(const std::vector<Param>& updated) const {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> grads;
+  for (std::size_t i = 0; i < updated.size(); ++i) {
+    const bool has = updated[i].working.grad().defined();
+    // Of a canonical sum each rank has all, and adds up its squares in the order of one process.
+    grads.push_back(!has                    ? at::Tensor()
+                    : reducer_->canonical() ? reducer_->sum_of(i)
+                                            : updated[i].working.grad());
+  }
+  GradSquares squares = squares_of(grads);
+  if (reducer_->canonical()) return squares;
+  const at::Tensor message = at::zeros({static_cast<int64_t>(squares.size())}, at::kDouble);
+  auto* const numbers = message.mutable_data_ptr<double>();
+  for (std::size_t i = 0; i < squares.size(); ++i) numbers[i] = squares[i].value_or(0);
+  reducer_->ranks().sum(message);
+  for (std::size_t i = 0; i < squares.size(); ++i)
+    if (squares[i]) squares[i] = numbers[i];
+  return squares;
 }
 
 void GradAccumulator::begin_step() {
@@ -268,8 +301,8 @@ void GradAccumulator::load(const StateDict& saved, const std::vector<Param>& par
                   ", expected a count");
     for (std::size_t i = 0; i < params.size(); ++i) {
       if (!saved.contains("sum." + params[i].name)) continue;
+      loaded.make_sum(i, params[i]);
       Sum& sum = loaded.sums_[i];
-      loaded.make_sum(sum, params[i]);
       sum.begun = true;
       const auto take = [&](const std::string& name, at::Tensor& into) {
         faults.expect_like(name, saved.tensor(name), into);

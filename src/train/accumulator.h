@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "distributed/grad_reducer.h"
+#include "tensor/grad_squares.h"
 
 namespace halfstep::train {
 
@@ -30,15 +31,18 @@ class GradAccumulator {
   /// and dropped, and may travel while backward goes on.
   void add_last_of(const std::vector<Param>& params, std::size_t i, double loss_scale);
 
-  /// Ends the step's micro-batches: the sums become the parameters' gradients, to be read and dropped as any.
-  /// `largest`, with ranks: numbers of which each becomes the largest of all ranks'.
-  void close(const std::vector<Param>& params, std::vector<int32_t>* largest = nullptr);
+  /// Ends the step's micro-batches: the sums become the gradients of `updated`, to be read and dropped as
+  /// any. Those are `params`, or this rank's parts of them. `largest`, with ranks: numbers of which each
+  /// becomes the largest of all ranks'.
+  void close(const std::vector<Param>& params, const std::vector<Param>& updated,
+             std::vector<int32_t>* largest = nullptr);
   bool closed() const { return closed_; }
   /// Of this step, so far.
   int64_t micro_batches() const { return micro_batches_; }
 
-  /// Of the closed sums. It says which micro-batch was bad, if one was.
-  GradSummary summary(const std::vector<Param>& params, double loss_scale, GradDetail detail) const;
+  /// Of the closed sums. It says which micro-batch was bad, if one was. Of parts of parameters, all ranks
+  /// ask.
+  GradSummary summary(const std::vector<Param>& updated, double loss_scale, GradDetail detail) const;
   GradSummary summary_on_device(const std::vector<Param>& params, const at::Tensor& loss_scale,
                                 GradDetail detail) const;
   /// What an accelerator knows of this step's micro-batches. Waits.
@@ -66,8 +70,9 @@ class GradAccumulator {
   void add(const std::vector<Param>& params, const std::vector<std::size_t>& which);
   void sum_over_ranks(const std::vector<Param>& params, std::vector<int32_t>* largest);
   void note_bad(const GradSummary& micro_batch);
-  void make_sum(Sum& sum, const Param& param) const;
+  void make_sum(std::size_t i, const Param& param);
   std::vector<char> begun() const;
+  GradSquares squares_of_parts(const std::vector<Param>& updated) const;
 
   Accumulation kind_;
   std::shared_ptr<GradReducer> reducer_;

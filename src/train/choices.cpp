@@ -122,7 +122,10 @@ Options options_of(const RunConfig& config) {
     return sgd_of(config);
 }
 
-bool is_matrix(const Param& param) { return param.working.dim() >= 2; }
+/// As the model has it: a rank's part of one is a run of numbers.
+bool is_matrix(const Param& param) {
+  return param.is_part() ? param.whole_sizes.size() >= 2 : param.working.dim() >= 2;
+}
 
 template <typename Options>
 std::vector<ParamGroup<Options>> groups_of(const std::vector<Param>& params, const RunConfig& config) {

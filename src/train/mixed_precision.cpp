@@ -16,9 +16,11 @@
 #include <deque>
 #include <mutex>
 
+#include "distributed/sharded_weights.h"
 #include "precision/name_pattern.h"
 #include "quant/session.h"
 #include "scaling/scaler_state.h"
+#include "tensor/dense.h"
 #include "tensor/faults.h"
 #include "tensor/grads_on_device.h"
 #include "tensor/param_checks.h"
@@ -214,6 +216,36 @@ void check_every_rule_matches(const Precision& precision, const train::Contents&
   }
 }
 
+// Shards
+
+constexpr int64_t kBucketBytes = 25 << 20;
+
+/// The shortest beginning of a parameter's name that a pattern fits, or, without patterns, that ends with a
+/// number. Empty where none does.
+std::string block_of_param(const std::string& name, const std::vector<std::string>& patterns) {
+  for (std::size_t dot = name.find('.'); dot != std::string::npos; dot = name.find('.', dot + 1)) {
+    const std::string prefix = name.substr(0, dot);
+    const std::string last = prefix.substr(prefix.rfind('.') + 1);
+    const bool fits = patterns.empty()
+                          ? !last.empty() && last.find_first_not_of("0123456789") == std::string::npos
+                          : std::ranges::any_of(patterns, [&](const std::string& pattern) {
+                              return matches(pattern, prefix);
+                            });
+    if (fits) return prefix;
+  }
+  return "";
+}
+
+void check_every_block_matches(const std::vector<std::string>& patterns,
+                               const std::vector<std::string>& block_of) {
+  for (const std::string& pattern : patterns)
+    HALFSTEP_CHECK(
+        std::ranges::any_of(
+            block_of, [&](const std::string& block) { return !block.empty() && matches(pattern, block); }),
+        "MixedPrecision: no part of the model fits the block '", pattern,
+        "'. A block is the name of a module, with * for any characters: \"layers.*\".");
+}
+
 void check_every_layer_rule_matches(const Precision& precision, const std::vector<PlannedWeight>& weights) {
   for (const LayerRule& rule : precision.layer_rules) {
     const bool used = std::any_of(weights.begin(), weights.end(), [&](const PlannedWeight& weight) {
@@ -282,7 +314,8 @@ struct MixedPrecision::Impl {
   Precision precision;
   MixedPrecisionOptions options;
   std::optional<train::Float32ProductsGuard> float32_products;
-  std::vector<Param> params;
+  std::vector<Param> params;                 // as the model has them
+  std::unique_ptr<ShardedWeights> shards{};  // with sharding: what is updated are parts
   scaling::ScalerState scaler;
   std::shared_ptr<GradReducer> reducer{};  // with ranks
   std::optional<train::GradAccumulator> accumulator;
@@ -327,6 +360,7 @@ struct MixedPrecision::Impl {
       ScaleOnDevice::check(scaler.options);
       on_device.emplace();
     }
+    if (options.ranks.size() == 1) options.sharding = Sharding::None;
     if (options.ranks.size() > 1 || options.reduction.canonical_batches > 0) join_ranks(contents);
     const std::vector<PlannedWeight> weights = planned_weights(contents);
     check_every_layer_rule_matches(precision, weights);
@@ -336,6 +370,16 @@ struct MixedPrecision::Impl {
     if (precision.recipe) plan_recipe(weights);
     params = take_in(precision, contents);
     if (precision.recipe) begin_recipe();
+    std::shared_ptr<ShardLayout> layout;
+    if (options.sharding != Sharding::None) layout = shard();
+    if (options.ranks.size() > 1 || options.reduction.canonical_batches > 0)
+      reducer = std::make_shared<GradReducer>(
+          options.ranks, GradReducerOptions{.type = options.reduction.type,
+                                            .canonical_batches = options.reduction.canonical_batches,
+                                            .bucket_bytes = kBucketBytes,
+                                            .shards = std::move(layout),
+                                            .keeps_parts_only = options.sharding == Sharding::Gradients ||
+                                                                options.sharding == Sharding::Weights});
     buffers.emplace(std::move(contents.buffers), std::move(contents.present_buffers));
     if (reducer) {
       accumulator.emplace(Accumulation::Fp32, reducer);
@@ -352,17 +396,39 @@ struct MixedPrecision::Impl {
                    contents.parameters.front().second.device(), "; in this build they are on the CPU.");
     HALFSTEP_CHECK(options.accumulation != Accumulation::Bf16Kahan,
                    "MixedPrecision: sums of several ranks are FP32: Accumulation::Fp32, not Bf16Kahan.");
-    reducer = std::make_shared<GradReducer>(
-        options.ranks, GradReducerOptions{.type = options.reduction.type,
-                                          .canonical_batches = options.reduction.canonical_batches});
+    GradReducer::check(options.ranks, {.type = options.reduction.type,
+                                       .canonical_batches = options.reduction.canonical_batches});
     check_same_on_all_ranks(options.ranks, precision, contents);
     for (const auto& [name, parameter] : contents.parameters) take_first_ranks(options.ranks, parameter);
     for (const auto& [name, buffer] : contents.buffers) take_first_ranks(options.ranks, buffer);
   }
 
+  /// What an optimizer updates.
+  const std::vector<Param>& updated() const { return shards ? shards->parts() : params; }
+
+  std::shared_ptr<ShardLayout> shard() {
+    std::vector<std::string> block_of(params.size());
+    if (options.sharding == Sharding::Weights)
+      for (std::size_t i = 0; i < params.size(); ++i)
+        block_of[i] = block_of_param(params[i].name, options.blocks);
+    check_every_block_matches(options.blocks, block_of);
+    auto layout =
+        std::make_shared<ShardLayout>(lay_out_shards(params, block_of, options.ranks.size(), kBucketBytes));
+    shards = std::make_unique<ShardedWeights>(options.ranks, *layout, params,
+                                              options.sharding == Sharding::Weights);
+    for (Param& param : params) param.master = at::Tensor();  // the parts have theirs
+    return layout;
+  }
+
+  /// Takes in what somebody has put in the place of weights.
+  void take_changes() {
+    if (shards) shards->check_in_place();
+    for (const Param& param : updated()) take_replaced(param);
+  }
+
   void close_sum() {
     if (!accumulator) return;
-    if (!reducer || accumulator->closed()) return accumulator->close(params);
+    if (!reducer || accumulator->closed()) return accumulator->close(params, updated());
     // Largest magnitudes that the recipe has noted, and which buffers forward has changed.
     std::vector<int32_t> numbers = quant ? quant->of_step() : std::vector<int32_t>();
     const std::size_t amaxes = numbers.size();
@@ -372,7 +438,15 @@ struct MixedPrecision::Impl {
       const at::Tensor before = buffers->at_start_of_step(i);
       numbers.push_back(before.defined() && !before.equal(present[i].second));
     }
-    accumulator->close(params, &numbers);
+    // In which order blocks came to each rank, as the largest and, below zero, the smallest.
+    const std::size_t order_at = numbers.size();
+    const int32_t order = shards ? shards->order() : 0;
+    numbers.insert(numbers.end(), {order, -order});
+    accumulator->close(params, updated(), &numbers);
+    HALFSTEP_CHECK(numbers[order_at] == -numbers[order_at + 1],
+                   "MixedPrecision: ranks have used the blocks of the model in different orders, so that the "
+                   "weights which they gathered were not those of one block. With Sharding::Weights every "
+                   "rank's forward takes the same way through the model; use Sharding::Gradients otherwise.");
     if (quant) quant->set_of_step({numbers.begin(), numbers.begin() + static_cast<std::ptrdiff_t>(amaxes)});
     for (std::size_t i = 0; i < present.size(); ++i)
       if (numbers[amaxes + i]) take_first_ranks(reducer->ranks(), present[i].second);
@@ -380,7 +454,8 @@ struct MixedPrecision::Impl {
 
   /// Whether the gradients of this backward may leave before it is over.
   bool may_leave_early(const BackwardOptions& backward) const {
-    return reducer && !reducer->canonical() && (backward.last || options.accumulation == Accumulation::None);
+    return reducer && !reducer->canonical() &&
+           (backward.last || options.accumulation == Accumulation::None || reducer->sends_each_micro_batch());
   }
 
   void plan_recipe(const std::vector<PlannedWeight>& weights) {
@@ -453,7 +528,7 @@ struct MixedPrecision::Impl {
   /// Autograd would add to it: in the parameter's own low precision, which rounds away what later
   /// micro-batches add; with an accumulator, to the sum of a step that is over.
   void check_no_grad_left() const {
-    for (const Param& param : params)
+    for (const Param& param : updated())
       HALFSTEP_CHECK((param.storage == WeightStorage::Fp32 && !accumulator &&
                       (backward_ran || !precision.loss_scaling)) ||
                          !param.working.grad().defined(),
@@ -485,8 +560,16 @@ struct MixedPrecision::Impl {
       return accumulator ? accumulator->summary_on_device(params, on_device->scale, detail)
                          : inspect_on_device(params, on_device->scale, detail);
     const double scale = scaler.state.loss_scale;
-    return accumulator ? accumulator->summary(params, scale, detail)
+    return accumulator ? accumulator->summary(updated(), scale, detail)
                        : halfstep::inspect_grads(params, scale, detail);
+  }
+
+  /// What needs all of the weights in one process.
+  void check_whole(const char* call) const {
+    HALFSTEP_CHECK(
+        !shards, "MixedPrecision: ", call,
+        " of a sharded model: each rank has a part of its weights. Save the states of all ranks, and "
+        "load them in one process.");
   }
 
   /// Forward has changed buffers already, and whether the step will be skipped is not known before its end.
@@ -506,12 +589,18 @@ struct MixedPrecision::Impl {
 };
 
 MixedPrecision::ForwardScope::ForwardScope(const MixedPrecision& mp) : memory_(MemoryClass::Activation) {
-  for (const Param& param : mp.impl_->params) take_replaced(param);
+  mp.impl_->take_changes();
+  if (mp.impl_->shards) {
+    mp.impl_->shards->follow_requires_grad();
+    shards_ = std::make_shared<ShardedWeights::Use>(*mp.impl_->shards, ShardedWeights::Pass::Forward);
+  }
   if (at::GradMode::is_enabled()) mp.impl_->buffers->begin_step();
   const Precision& precision = mp.impl_->precision;
   if (precision.compute != at::kFloat)
     autocast_.emplace(precision.compute, precision.ops, mp.impl_->options.autocast, mp.impl_->quant);
 }
+
+MixedPrecision::ForwardScope::~ForwardScope() = default;
 
 MixedPrecision::MixedPrecision(Precision precision, torch::nn::Module& model, MixedPrecisionOptions options)
     : MixedPrecision(std::move(precision), std::vector<NamedModel>{{.name = "", .model = model}}, options) {}
@@ -527,10 +616,10 @@ MixedPrecision::~MixedPrecision() = default;
 MixedPrecision::MixedPrecision(MixedPrecision&&) noexcept = default;
 MixedPrecision& MixedPrecision::operator=(MixedPrecision&&) noexcept = default;
 
-const std::vector<Param>& MixedPrecision::params() const { return impl_->params; }
+const std::vector<Param>& MixedPrecision::params() const { return impl_->updated(); }
 std::vector<Param> MixedPrecision::params(std::string_view prefix) const {
   std::vector<Param> found;
-  for (const Param& param : impl_->params)
+  for (const Param& param : params())
     if (param.name.starts_with(std::string(prefix) + ".")) found.push_back(param);
   HALFSTEP_CHECK(!found.empty(), "MixedPrecision: no parameter's name begins with '", prefix,
                  ".'; the first parameter is '", impl_->params.front().name, "'.");
@@ -539,6 +628,7 @@ std::vector<Param> MixedPrecision::params(std::string_view prefix) const {
 const Precision& MixedPrecision::precision() const { return impl_->precision; }
 const Ranks& MixedPrecision::ranks() const { return impl_->options.ranks; }
 const RankReduction& MixedPrecision::reduction() const { return impl_->options.reduction; }
+Sharding MixedPrecision::sharding() const { return impl_->options.sharding; }
 const std::vector<LayerPlan>& MixedPrecision::layers() const { return impl_->layers; }
 std::int64_t MixedPrecision::quantised_uses(std::string_view weight) const {
   if (!impl_->quant) return 0;
@@ -625,6 +715,8 @@ void MixedPrecision::backward(const at::Tensor& loss, BackwardOptions options) {
     root = root.to(at::kFloat) / impl_->reducer->ranks().size();
   if (impl_->reducer) impl_->accumulator->begin_backward(impl_->params);
   try {
+    std::optional<ShardedWeights::Use> use;
+    if (impl_->shards) use.emplace(*impl_->shards, ShardedWeights::Pass::Backward);
     std::optional<train::GradHooks::Armed> armed;
     if (impl_->may_leave_early(options)) armed.emplace(*impl_->hooks, impl_->params);
     root.backward({}, options.retain_graph);
@@ -647,7 +739,7 @@ void MixedPrecision::backward(const at::Tensor& loss, BackwardOptions options) {
 void MixedPrecision::close_sum() { impl_->close_sum(); }
 
 GradSummary MixedPrecision::inspect_grads(GradDetail detail) const {
-  if (impl_->inspected && impl_->weights.another_step(impl_->params))
+  if (impl_->inspected && impl_->weights.another_step(impl_->updated()))
     impl_->check_advanced("inspect_grads of the next step");
   impl_->check_backward_ran();
   // Without accumulation there is no sum that a caller knows of.
@@ -659,13 +751,14 @@ GradSummary MixedPrecision::inspect_grads(GradDetail detail) const {
       "mp.close_sum() after the last backward of a step.");
   const GradSummary summary = impl_->inspect(detail);
   if (summary.on_device()) impl_->inspected_there.push_back(summary.on_device());
-  if (!impl_->inspected) impl_->weights.note(impl_->params);
+  if (!impl_->inspected) impl_->weights.note(impl_->updated());
   impl_->inspected = summary.any();
   return summary;
 }
 
 void MixedPrecision::zero_grad() {
   for (const Param& param : impl_->params) param.working.mutable_grad().reset();
+  for (const Param& param : impl_->updated()) param.working.mutable_grad().reset();
   if (impl_->accumulator) impl_->accumulator->begin_step();
   impl_->inspected = impl_->backward_ran = false;
   impl_->inspected_there.clear();
@@ -687,7 +780,8 @@ void MixedPrecision::advance(const GradSummary& grads) {
                  "scale of ",
                  grads.loss_scale(), "; the present one is ", state.loss_scale,
                  ". Call it once a step, with what inspect_grads returned in that step.");
-  if (impl_->inspected && grads.any()) impl_->weights.end_step(impl_->params);
+  if (impl_->inspected && grads.any()) impl_->weights.end_step(impl_->updated());
+  if (impl_->shards && grads.any() && grads.finite()) impl_->shards->share_update();
   if (impl_->accumulator) impl_->accumulator->begin_step();
   impl_->inspected = impl_->backward_ran = false;
   impl_->buffers->end_step(/*skipped=*/grads.any() && !grads.finite());
@@ -704,8 +798,9 @@ template <typename Visit>
 static void for_each_tensor(const std::vector<Param>& params, const train::NamedBuffers& buffers,
                             Visit visit) {
   for (const Param& param : params) {
-    visit("working." + param.name, param.working);
-    if (param.master.defined()) visit("master." + param.name, param.master);
+    if (param.is_part() && param.working.numel() == 0) continue;
+    visit(saved_name("working." + param.name, param), param.working);
+    if (param.master.defined()) visit(saved_name("master." + param.name, param), param.master);
   }
   for (const auto& [name, buffer] : buffers) visit(kBufferPrefix + name, buffer);
 }
@@ -713,13 +808,16 @@ static void for_each_tensor(const std::vector<Param>& params, const train::Named
 StateDict MixedPrecision::Impl::live_state() {
   take_verdicts(/*wait=*/true);
   if (on_device && accumulator) accumulator->read_micro_batches();
-  for (const Param& param : params) take_replaced(param);
+  take_changes();
   StateDict saved;
   saved.set("precision", precision.name());
   saved.set("weights", std::string(to_string(precision.weights)));
-  for_each_tensor(params, buffers->buffers(), [&](const std::string& name, const at::Tensor& tensor) {
+  for_each_tensor(updated(), buffers->buffers(), [&](const std::string& name, const at::Tensor& tensor) {
     saved.set(name, tensor.detach());
   });
+  // Of parts, how the whole lies in memory: they are runs of that.
+  if (shards)
+    for (const Param& param : params) saved.set("layout." + param.name, layout_text(param.working));
   for (const auto& [name, value] : scaling::saved_form(scaler)) saved.set(kLossScalePrefix + name, value);
   const StateDict sum = accumulator ? accumulator->live_form(params) : StateDict();
   // Without a sum the step under way is not saved, and what a forward has noted of it belongs to it.
@@ -738,11 +836,13 @@ StateDict MixedPrecision::state_dict() const { return on_host(impl_->live_state(
 void MixedPrecision::save_weights(const std::filesystem::path& path, torch::nn::Module& model,
                                   c10::ScalarType type) const {
   impl_->check_between_steps("save_weights");
+  impl_->check_whole("save_weights");
   train::write_weights(path, model, impl_->params, type);
 }
 void MixedPrecision::save_weights(const std::filesystem::path& path, torch::jit::Module& model,
                                   c10::ScalarType type) const {
   impl_->check_between_steps("save_weights");
+  impl_->check_whole("save_weights");
   train::write_weights(path, model, impl_->params, type);
 }
 
@@ -783,14 +883,22 @@ void MixedPrecision::load_state_dict(const StateDict& saved) {
   saved.expect_exactly("MixedPrecision", names);
 
   Faults faults;
-  for (const Param& param : impl_->params) {
-    faults.expect_like("working." + param.name, saved.tensor("working." + param.name), param.working);
+  if (impl_->shards)
+    for (const Param& param : impl_->params)
+      faults.expect(saved.text("layout." + param.name) == present.text("layout." + param.name), "'",
+                    param.name, "' was saved in parts of ", saved.text("layout." + param.name),
+                    " and lies in memory as ", present.text("layout." + param.name), " here");
+  for (const Param& param : impl_->updated()) {
+    if (param.is_part() && param.working.numel() == 0) continue;
+    const std::string working_name = saved_name("working." + param.name, param);
+    faults.expect_like(working_name, saved.tensor(working_name), param.working);
     if (!param.master.defined()) continue;
     // One without elements is that of a parameter that had been frozen until then.
-    const at::Tensor& master = saved.tensor("master." + param.name);
+    const std::string master_name = saved_name("master." + param.name, param);
+    const at::Tensor& master = saved.tensor(master_name);
     faults.expect(master.defined() && master.scalar_type() == param.master.scalar_type() &&
                       (master.numel() == 0 || master.sizes() == param.working.sizes()),
-                  "'master.", param.name, "' is ",
+                  "'", master_name, "' is ",
                   master.defined() ? detail::concat(master.scalar_type(), " of shape ", master.sizes())
                                    : "an undefined tensor",
                   ", expected ", param.master.scalar_type(), " of shape ", param.working.sizes());
@@ -811,16 +919,18 @@ void MixedPrecision::load_state_dict(const StateDict& saved) {
   if (impl_->quant) impl_->quant->load_state_dict(recipe);
   impl_->scaler = scaler;
   impl_->write_scale();
-  for (const Param& param : impl_->params) {
-    if (!param.master.defined()) continue;
-    const at::Tensor& master = saved.tensor("master." + param.name);
+  for (const Param& param : impl_->updated()) {
+    if (!param.master.defined() || (param.is_part() && param.working.numel() == 0)) continue;
+    const at::Tensor& master = saved.tensor(saved_name("master." + param.name, param));
     const bool frozen_then = master.numel() == 0 && master.sizes() != param.working.sizes();
     frozen_then ? drop_master(param) : give_master(param);
   }
-  for_each_tensor(impl_->params, impl_->buffers->buffers(),
+  for_each_tensor(impl_->updated(), impl_->buffers->buffers(),
                   [&](const std::string& name, at::Tensor tensor) { tensor.copy_(saved.tensor(name)); });
   // Whatever step was under way is not the loaded state's.
   for (const Param& param : impl_->params) param.working.mutable_grad().reset();
+  for (const Param& param : impl_->updated()) param.working.mutable_grad().reset();
+  if (impl_->shards) impl_->shards->share_update();
   impl_->inspected = impl_->backward_ran = false;
   impl_->inspected_there.clear();
   impl_->buffers->restart();

@@ -135,22 +135,26 @@ FolderClaim::~FolderClaim() {
 }
 
 RunFolder::RunFolder(const ResolvedConfig& resolved, const fs::path& folder, std::optional<int64_t> from_step,
-                     bool only_reads)
+                     bool only_reads, RunShards shards)
     : resolved_(resolved),
       folder_(folder),
       only_reads_(only_reads),
+      shards_(std::move(shards)),
       histogram_every_(resolved.config.train.evaluate_every > 0 ? resolved.config.train.evaluate_every
                                                                 : kHistogramSteps),
       log_every_(resolved.config.log.every) {
   const RunConfig::Checkpoint& asked = resolved.config.checkpoint;
-  if (only_reads) {
-    if (from_step) checkpoint_ = load_checkpoint(folder / "checkpoints", *from_step);
-  } else {
-    checkpoints_.emplace(folder / "checkpoints", CheckpointOptions{.keep_last = asked.keep_last,
-                                                                   .keep_every = asked.keep_every,
-                                                                   .keep_best = asked.keep_best});
+  if (!only_reads || shards_.are_there())
+    checkpoints_.emplace(
+        folder / "checkpoints",
+        CheckpointOptions{
+            .keep_last = asked.keep_last, .keep_every = asked.keep_every, .keep_best = asked.keep_best},
+        shards_.ranks);
+  if (!only_reads)
     checkpoint_ = checkpoint_to_resume(*checkpoints_, asked.resume, folder, from_step);
-  }
+  else if (from_step)
+    checkpoint_ = loaded(*from_step);
+  if (!only_reads && checkpoint_ && shards_.are_there()) checkpoint_ = loaded(checkpoint_->step);
   if (!checkpoint_) return;
   step_ = saved_step_ = checkpoint_->step;
   notes_.push_back(detail::concat("resumed after step ", step_));
@@ -233,7 +237,8 @@ void RunFolder::patiently(int64_t step, const std::string& what, Body body) {
 }
 
 EventFile* RunFolder::histograms_at(int64_t step) {
-  return events_ && step % histogram_every_ == 0 ? &*events_ : nullptr;
+  // Of parts of weights they would be taken for those of the whole.
+  return events_ && !shards_.are_there() && step % histogram_every_ == 0 ? &*events_ : nullptr;
 }
 
 void RunFolder::write(const StepRecord& record) {
@@ -375,14 +380,19 @@ void RunFolder::save(Checkpoint checkpoint) {
     note(step, detail::concat("waited ", waited,
                               " s for the checkpoint before: they come faster than the disk can write"));
   saved_at_ = seconds_here();
-  patiently(step, kLog, [&] { log_->sync(); });
+  const int64_t bytes = bytes_of(checkpoint);
+  if (!only_reads_) patiently(step, kLog, [&] { log_->sync(); });
   if (events_) patiently(step, kEvents, [&] { events_->flush(); });
   try {
-    if (const auto room = free_bytes()) check_space(*room, static_cast<uint64_t>(bytes_of(checkpoint)));
-    const SaveReport report = checkpoints_->save_async(std::move(checkpoint));
-    saving_ = {
-        .step = step, .tensor_bytes = static_cast<int64_t>(report.tensor_bytes), .begun = seconds_here()};
+    // Of several that save together, one must not stay away: the write itself tells.
+    if (const auto room = shards_.are_there() ? std::nullopt : free_bytes())
+      check_space(*room, static_cast<uint64_t>(bytes));
+    saving_ = {.step = step, .tensor_bytes = bytes, .begun = seconds_here()};
+    (void)checkpoints_->save_async(std::move(checkpoint));
+  } catch (const OldCheckpointError& error) {
+    note(step, error.what());
   } catch (const FileError& error) {  // any other is no matter of the disk, and would come again
+    saving_.reset();
     note_failed_save(step, error.what());
   }
 }
@@ -408,6 +418,7 @@ void RunFolder::finish_saves(int64_t step) {
   saved_unix_time_ = unix_time();
   longest_save_seconds_ = std::max(longest_save_seconds_.value_or(0), seconds_here() - saving.begun);
   failures_ = 0;
+  if (only_reads_) return;
   watcher_->note(step, detail::concat("checkpoint of step ", saving.step,
                                       " is saved: ", size_text(saving.tensor_bytes)));
   patiently(step, kLog, [&] {
@@ -418,7 +429,7 @@ void RunFolder::finish_saves(int64_t step) {
 }
 
 void RunFolder::save_last(const Checkpoint& checkpoint) {
-  if (only_reads_) return;
+  if (only_reads_ && !shards_.are_there()) return;
   constexpr std::array<double, 5> kPauses = {0.2, 0.5, 1, 2, 4};
   ending_ = true;
   for (size_t attempt = 0;; ++attempt) {
@@ -433,6 +444,11 @@ void RunFolder::save_last(const Checkpoint& checkpoint) {
                       EIO);
     std::this_thread::sleep_for(std::chrono::duration<double>(kPauses[attempt]));
   }
+}
+
+Checkpoint RunFolder::loaded(int64_t step) const {
+  return load_checkpoint(folder_ / "checkpoints", step,
+                         shards_.are_there() ? shards_.live_parts() : std::map<std::string, StateDict>());
 }
 
 std::vector<CheckpointSummary> RunFolder::whole_checkpoints() const {
@@ -487,7 +503,7 @@ std::optional<int64_t> RunFolder::pinned_after(int64_t step) const {
 }
 
 Checkpoint RunFolder::go_back_to(int64_t step, const std::string& unit) {
-  Checkpoint checkpoint = load_checkpoint(folder_ / "checkpoints", step);
+  Checkpoint checkpoint = loaded(step);
   if (only_reads_) {
     step_ = saved_step_ = step;
     return checkpoint;

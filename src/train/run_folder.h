@@ -8,6 +8,7 @@
 #include <halfstep/run_watch.h>
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -39,6 +40,14 @@ class FolderClaim {
   std::optional<files::FolderLock> lock_;
 };
 
+/// Of a run whose ranks have parts of its state each: all of them save, and load what is theirs.
+struct RunShards {
+  CheckpointRanks ranks{};
+  std::function<std::map<std::string, StateDict>()> live_parts{};
+
+  bool are_there() const { return ranks.size > 1; }
+};
+
 /// What the disk refuses while a run goes on ends nothing: it is told, and tried again.
 class RunFolder {
  public:
@@ -48,7 +57,7 @@ class RunFolder {
   /// With `only_reads`, for a rank that another one writes for, nothing ever is; `from_step` is then the one
   /// that the writer goes on from, nothing in a new run.
   RunFolder(const ResolvedConfig& resolved, const std::filesystem::path& folder,
-            std::optional<int64_t> from_step, bool only_reads);
+            std::optional<int64_t> from_step, bool only_reads, RunShards shards = {});
 
   /// To go on from; nothing in a new run.
   const std::optional<Checkpoint>& checkpoint() const { return checkpoint_; }
@@ -115,6 +124,7 @@ class RunFolder {
   /// Returns a sentence if the log lacks records of steps before the present one.
   [[nodiscard]] std::optional<std::string> open_logs(const std::string& unit);
   std::vector<CheckpointSummary> whole_checkpoints() const;  ///< without those that are damaged
+  Checkpoint loaded(int64_t step) const;
   /// Of checkpoints that were kept and go when the run goes back to a step, if there are any.
   std::optional<std::string> removal_text(int64_t step) const;
   std::optional<uint64_t> free_bytes() const;  ///< for checkpoints, if the system tells
@@ -127,7 +137,8 @@ class RunFolder {
   ResolvedConfig resolved_;
   std::filesystem::path folder_;
   bool only_reads_;
-  std::optional<CheckpointFolder> checkpoints_{};  // of the one that writes
+  RunShards shards_;
+  std::optional<CheckpointFolder> checkpoints_{};  // of those that write
   std::optional<Checkpoint> checkpoint_;
   std::vector<std::string> notes_;
   int64_t step_ = 0;

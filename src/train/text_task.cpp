@@ -263,9 +263,13 @@ class TextTask final : public Task {
     for (int64_t batches = 0; held_out_->sequences_taken() < held_out_->windows(); ++batches) {
       if (config_.train.evaluate_batches > 0 && batches == config_.train.evaluate_batches) break;
       const TokenBatch taken = held_out_->next_part(ranks_.rank(), ranks_.size()), batch = on_device(taken);
-      if (learned_in(taken) == 0) continue;  // the mean of nothing
-      losses.push_back(
-          precision.forward([&] { return model_->loss(batch.inputs, batch.targets, batch.documents); }));
+      const bool learns = learned_in(taken) > 0;  // else the mean of nothing
+      // Weights that come and go come to all ranks or to none.
+      if (!learns && precision.sharding() != Sharding::Weights) continue;
+      const at::Tensor loss =
+          precision.forward([&] { return model_->loss(batch.inputs, batch.targets, batch.documents); });
+      if (!learns) continue;
+      losses.push_back(loss);
       counts.push_back(learned_in(taken));
     }
     HALFSTEP_CHECK(!losses.empty(), "data.validation: of ", held_out_->windows(),

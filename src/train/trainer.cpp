@@ -112,7 +112,7 @@ class Trainer::Impl::Run {
         stop_(stop),
         folder_(trainer.resolved, trainer.folder,
                 is_first() ? trainer.options.from_step : told_step(trainer.ranks, std::nullopt),
-                /*only_reads=*/!is_first()),
+                /*only_reads=*/!is_first(), shards_of(trainer)),
         watchdog_(60 * config_.train.watchdog_minutes, watcher) {
     if (is_first()) {
       const bool resumes = folder_.checkpoint().has_value();
@@ -127,6 +127,9 @@ class Trainer::Impl::Run {
       for (std::string& change : training_.task().changes_since(folder_.checkpoint()->part("task")))
         folder_.add_note(std::move(change));
     }
+    if (config_.run.shard != "none" && trainer.ranks.size() == 1)
+      folder_.add_note(detail::concat("run.shard is ", config_.run.shard,
+                                      ", and this run has one process, which keeps all of it"));
     trainer.ranks.barrier();  // all have read their checkpoint
     folder_.begin(trainer.plan.unit, trainer.last(folder_.step()) ? 0 : checkpoint_bytes(), watcher);
     begun_at_ = step_ = told_step_ = trainer.plan.steps_done = folder_.step();
@@ -141,8 +144,7 @@ class Trainer::Impl::Run {
       end = take_steps();
       if (end.outcome != RunOutcome::Diverged) save_what_is_left();
       folder_.finish_saves(step_);
-      if (end.outcome == RunOutcome::Done && is_first())
-        training_.task().write_model(trainer_.folder / "model");
+      if (end.outcome == RunOutcome::Done) training_.write_model(trainer_.folder / "model");
     } catch (const std::exception& error) {
       end_failed(error.what());
       throw;
@@ -200,6 +202,23 @@ class Trainer::Impl::Run {
     return {flags[0] != 0, flags[1] != 0};
   }
 
+  /// Rank 0's clock decides, and where each rank has a part of the state, all save.
+  bool agreed_save(bool due) const {
+    if (!training_.is_sharded()) return due;
+    const at::Tensor decision = at::zeros({1}, at::kLong).fill_(due ? 1 : 0);
+    trainer_.ranks.broadcast(decision);
+    return decision.item<int64_t>() != 0;
+  }
+
+  static train::RunShards shards_of(Impl& trainer) {
+    if (!trainer.training.is_sharded()) return {};
+    return {.ranks = {.rank = trainer.ranks.rank(),
+                      .size = trainer.ranks.size(),
+                      .exchanged =
+                          [ranks = trainer.ranks](const std::string& text) { return ranks.exchanged(text); }},
+            .live_parts = [&trainer] { return trainer.training.live_parts(); }};
+  }
+
   /// Which checkpoint rank 0 goes on from, if it does.
   static std::optional<int64_t> told_step(const Ranks& ranks, std::optional<int64_t> step) {
     const at::Tensor number = at::zeros({1}, at::kLong).fill_(step.value_or(-1));
@@ -228,7 +247,7 @@ class Trainer::Impl::Run {
     ++step_;
     if (!training_.on_accelerator() || longest_step_ == 0)
       longest_step_ = std::max(longest_step_, clock.seconds());
-    const bool save_is_due = folder_.save_due(step_) || just_went_back_;
+    const bool save_is_due = agreed_save(folder_.save_due(step_)) || just_went_back_;
     just_went_back_ = false;
     if (is_told_at_once(step_) || save_is_due || training_.has_passed_skip_limit()) {
       if (auto end = tell_steps()) return end;
@@ -236,7 +255,7 @@ class Trainer::Impl::Run {
     }
     write_trace_if_due();
     folder_.look_after_saves(told_step_);
-    if ((save_is_due || is_new_best()) && is_first()) save();
+    if ((save_is_due || is_new_best()) && (is_first() || training_.is_sharded())) save();
     folder_.write_status("training", latest_ ? &*latest_ : nullptr, /*at_once=*/false);
     return std::nullopt;
   }
@@ -293,7 +312,7 @@ class Trainer::Impl::Run {
     tell(evaluation);
     // A model that has no finite loss has nothing to say.
     if (record.step == step_ && due(step_, config_.train.sample_every) && !record.skipped &&
-        std::isfinite(record.loss) && is_first())
+        std::isfinite(record.loss) && (is_first() || training_.gathers_weights()))
       tell_sample();
   }
 

@@ -58,6 +58,14 @@ double product_rate(c10::ScalarType type) {
   return rate->second;
 }
 
+Sharding sharding_of(const RunConfig& config) {
+  const std::string& name = config.run.shard;
+  return name == "states"      ? Sharding::States
+         : name == "gradients" ? Sharding::Gradients
+         : name == "weights"   ? Sharding::Weights
+                               : Sharding::None;
+}
+
 MixedPrecision make_precision(const RunConfig& config, torch::nn::Module& model, const Ranks& ranks) {
   const auto accumulation = config.train.accumulation > 1 ? Accumulation::Fp32 : Accumulation::None;
   const std::string& reduction = config.run.reduction;
@@ -69,7 +77,8 @@ MixedPrecision make_precision(const RunConfig& config, torch::nn::Module& model,
            .ranks = ranks,
            .reduction = {.type = reduction == "bf16"   ? at::kBFloat16
                                  : reduction == "fp16" ? at::kHalf
-                                                       : at::kFloat}}};
+                                                       : at::kFloat},
+           .sharding = sharding_of(config)}};
 }
 
 /// Each rank draws numbers of its own, and those of a step are the same whoever stopped and resumed before.
@@ -215,6 +224,36 @@ double Training::mean_over_ranks(double value) const {
   return sum.item<double>() / ranks().size();
 }
 
+/// Of all ranks' parts.
+double Training::stalled_share(const StepReport& report) const {
+  UpdateStall stall = report.stall();
+  if (precision_.sharding() == Sharding::None) return stall.lost_fraction();
+  const at::Tensor counts = at::zeros({2}, at::kLong);
+  auto* const numbers = counts.mutable_data_ptr<int64_t>();
+  numbers[0] = stall.updates, numbers[1] = stall.lost;
+  ranks().sum(counts);
+  stall.updates = numbers[0], stall.lost = numbers[1];
+  return stall.lost_fraction();
+}
+
+void Training::write_model(const std::filesystem::path& folder) {
+  const bool is_first = ranks().rank() == 0;
+  if (precision_.sharding() == Sharding::Weights) {
+    // The run is over: rank 0 has all weights from here on, and no rank trains them any more.
+    const at::NoGradGuard no_grad;
+    std::vector<std::pair<at::Tensor, at::Tensor>> whole;
+    precision_.forward([&] {
+      for (const at::Tensor& weight : task_->model().parameters()) {
+        at::Tensor values = weight.clone();
+        if (is_first) whole.emplace_back(weight, std::move(values));
+      }
+      return 0;
+    });
+    for (auto& [weight, values] : whole) weight.set_data(values);
+  }
+  if (is_first) task_->write_model(folder);
+}
+
 std::vector<StepRecord> Training::records() {
   std::vector<Taken> all = std::exchange(taken_, {});  // each is told once, even if one throws
   if (all.empty()) return {};
@@ -255,7 +294,7 @@ void Training::tell(Taken& taken) {
     record.parameter = report.parameter();
   } else {
     ++optimizer_steps_;
-    if (counts_stalls) record.stalled_share = report.stall().lost_fraction();
+    if (counts_stalls) record.stalled_share = stalled_share(report);
   }
   watch_.see(record.step, record.loss, record.skipped);
   if (const auto why = watch_.diverged(); why && !divergence_)
@@ -300,6 +339,11 @@ void Training::write_histograms(EventFile& events, int64_t step) const {
 
 bool Training::on_trial(int64_t step) const {
   return progress_.rollbacks > 0 && step <= progress_.went_back_to + int64_t{DivergenceWatch::kLong};
+}
+
+std::map<std::string, StateDict> Training::live_parts() const {
+  if (precision_.sharding() == Sharding::None) return {};
+  return {{"precision", precision_.state_dict()}, {"optimizer", optimizer_.state_dict()}};
 }
 
 Checkpoint Training::checkpoint(int64_t step) const {

@@ -24,6 +24,13 @@ class Training {
   Task& task() { return *task_; }
   const MixedPrecision& precision() const { return precision_; }
   const Ranks& ranks() const { return precision_.ranks(); }
+  bool is_sharded() const { return precision_.sharding() != Sharding::None; }
+  /// Whether weights are there only while all ranks use them.
+  bool gathers_weights() const { return precision_.sharding() == Sharding::Weights; }
+  /// Of a sharded run, what is to be loaded into this rank's parts; nothing otherwise.
+  std::map<std::string, StateDict> live_parts() const;
+  /// By rank 0, at the end; all ranks call it.
+  void write_model(const std::filesystem::path& folder);
   int64_t parameters() const;
 
   bool on_accelerator() const { return on_accelerator_; }
@@ -99,6 +106,7 @@ class Training {
 
   void tell(Taken& taken);
   double mean_over_ranks(double value) const;
+  double stalled_share(const StepReport& report) const;
 
   /// As it was when it was first seen: of several steps that are told together the last may look well again.
   struct Divergence {

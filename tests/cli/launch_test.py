@@ -98,6 +98,51 @@ class Launch(unittest.TestCase):
         self.assertEqual(tensors_of(self.folder / "killed"), tensors_of(self.folder / "undisturbed"))
         self.assertEqual(losses_of(self.folder / "killed"), losses_of(self.folder / "undisturbed"))
 
+    def test_parts_on_each_rank_train_as_one_process_does(self):
+        more = ("--set", "train.steps=12", "--set", "model.dropout=0", "--set", "precision.compute=fp32", "--set",
+                "checkpoint.every=4", "--set", "train.sample_every=6")
+        self.train(1, "one", *more)
+        expected = losses_of(self.folder / "one")
+        for shard in ("states", "gradients", "weights"):
+            run = self.folder / shard
+            self.train(2, shard, *more, "--set", f"run.shard={shard}")
+            for (step, loss), (_, other) in zip(expected, losses_of(run), strict=True):
+                self.assertAlmostEqual(loss, other, delta=2e-5 * loss, msg=f"{shard}, step {step}")
+            last = run / "checkpoints" / "step-000000012"
+            self.assertTrue((last / "rank-00001" / "tensors.safetensors").exists())
+            verified = subprocess.run([PROGRAM, "checkpoint", "verify", str(run)], capture_output=True, text=True)
+            self.assertEqual(verified.returncode, 0, verified.stderr + verified.stdout)
+            sizes = {name: (run / "model" / name).stat().st_size for name in ("model.safetensors", "config.json")}
+            self.assertEqual(sizes["model.safetensors"], (self.folder / "one/model/model.safetensors").stat().st_size)
+        # What a bit of another rank's file has become is found, and named.
+        damaged = last / "rank-00001" / "tensors.safetensors"
+        content = bytearray(damaged.read_bytes())
+        content[-5] ^= 1
+        damaged.write_bytes(content)
+        verified = subprocess.run([PROGRAM, "checkpoint", "verify", str(run)], capture_output=True, text=True)
+        self.assertNotEqual(verified.returncode, 0)
+        self.assertIn("rank-00001", verified.stderr + verified.stdout)
+
+    def test_parts_are_resumed_by_any_number_of_ranks_with_another_sharding(self):
+        more = ("--set", "model.dropout=0", "--set", "precision.compute=fp32", "--set", "optimizer.schedule=constant")
+        self.train(1, "one", *more, "--set", "train.steps=20")
+        for number, (ranks, shard) in enumerate(((3, "weights"), (2, "states"), (1, "none"), (4, "gradients"))):
+            self.train(ranks, "moved", *more, "--set", f"train.steps={5 * (number + 1)}", "--set", f"run.shard={shard}")
+        for (step, loss), (_, other) in zip(losses_of(self.folder / "one"), losses_of(self.folder / "moved"), strict=True):
+            self.assertAlmostEqual(loss, other, delta=5e-5 * loss, msg=f"step {step}")
+
+    def test_parts_of_a_rank_that_is_lost_go_on_with_the_same_bits(self):
+        more = ("--set", "train.steps=40", "--set", "checkpoint.every=4", "--set", "run.shard=weights")
+        self.train(2, "undisturbed", *more)
+        process = self.start(2, "killed", *more, launch=("--restarts", "1"))
+        self.wait_for_checkpoint("killed")
+        os.kill(self.ranks_of(process)[1], signal.SIGKILL)
+        told = process.stderr.read()
+        self.assertEqual(process.wait(timeout=200), 0, told)
+        self.assertIn("rank 1 is gone: killed by signal 9 (SIGKILL)", told)
+        self.assertEqual(tensors_of(self.folder / "killed"), tensors_of(self.folder / "undisturbed"))
+        self.assertEqual(losses_of(self.folder / "killed"), losses_of(self.folder / "undisturbed"))
+
     def test_without_restarts_the_code_is_that_of_the_lost_rank(self):
         process = self.start(2, "lost", "--set", "train.steps=2000", "--set", "checkpoint.every=2")
         self.wait_for_checkpoint("lost")

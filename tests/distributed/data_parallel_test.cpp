@@ -11,70 +11,21 @@
 #include <sstream>
 
 #include "distributed/rank_processes.h"
-#include "support/small_models.h"
+#include "distributed/small_run.h"
 
 namespace halfstep {
 namespace {
 
+using testing::batch;
+using testing::full_steps;
+using testing::hash_of;
+using testing::kBatches;
+using testing::made;
+using testing::options_for;
+using testing::precision_called;
 using testing::RankOutcome;
 using testing::RankProcesses;
 using testing::texts_of_ranks;
-
-constexpr int64_t kBatches = 24;  // of a step, on all ranks together
-constexpr int64_t kVocabulary = 64, kLength = 16;
-
-std::string hash_of(const std::vector<const StateDict*>& states) {
-  uint64_t hash = 1469598103934665603u;
-  const auto take = [&](const void* bytes, size_t count) {
-    for (size_t i = 0; i < count; ++i)
-      hash = (hash ^ static_cast<const unsigned char*>(bytes)[i]) * 1099511628211u;
-  };
-  for (const StateDict* state : states)
-    for (const auto& [name, value] : *state) {
-      take(name.data(), name.size());
-      if (const auto* tensor = std::get_if<at::Tensor>(&value)) {
-        const at::Tensor dense = tensor->contiguous();
-        take(dense.const_data_ptr(), dense.nbytes());
-      } else if (const auto* number = std::get_if<int64_t>(&value)) {
-        take(number, sizeof *number);
-      } else if (const auto* real = std::get_if<double>(&value)) {
-        take(real, sizeof *real);
-      }
-    }
-  std::ostringstream text;
-  text << std::hex << hash;
-  return text.str();
-}
-
-Precision precision_called(const std::string& name) {
-  if (name == "fp32") return Precision::fp32();
-  if (name == "bf16") return Precision::bf16();
-  if (name == "fp16") {
-    Precision precision = Precision::fp16();
-    precision.loss_scaling->initial = 0x1p24;  // overflows at first
-    precision.loss_scaling->growth_interval = 7;
-    return precision;
-  }
-  if (name == "fp8-delayed") return Precision::fp8_delayed();
-  if (name == "mxfp8") return Precision::mxfp8();
-  throw Error("no precision " + name);
-}
-
-testing::Transformer made(int64_t seed) {
-  torch::manual_seed(seed);
-  return testing::Transformer(kVocabulary, 32, 2, 3);
-}
-
-/// The same on every rank, whoever asks for it.
-std::pair<at::Tensor, at::Tensor> batch(int64_t step, int64_t number) {
-  torch::manual_seed(1'000'000 + step * 1000 + number);
-  const at::Tensor ids = torch::randint(kVocabulary, {2, kLength});
-  return {ids, ids.roll(-1, 1)};
-}
-
-MixedPrecisionOptions options_for(const Ranks& ranks) {
-  return {.autocast = {.allow_emulated = true}, .ranks = ranks};
-}
 
 // arguments: precision, steps
 HALFSTEP_RANK_CASE(canonical) {
@@ -96,9 +47,6 @@ HALFSTEP_RANK_CASE(canonical) {
 }
 
 class Canonical : public ::testing::TestWithParam<const char*> {};
-
-/// The full form takes 50 steps and all numbers of ranks: HALFSTEP_STEPS=50 ranks_test.
-const char* full_steps() { return std::getenv("HALFSTEP_STEPS"); }
 
 TEST_P(Canonical, HasTheBitsOfOneProcessOnAnyNumberOfRanks) {
   const std::vector<std::string> arguments{GetParam(), full_steps() ? full_steps() : "12"};
@@ -122,9 +70,10 @@ INSTANTIATE_TEST_SUITE_P(Of, Canonical, ::testing::Values("fp32", "bf16", "fp16"
 /// to first order; u is 2^-24 for FP32, 2^-8 for BF16 and 2^-11 for FP16: half of what the last of 24, 8 and
 /// 11 digits is worth. A low type rounds each rank's part once more before it travels.
 double worst_against_one_process(const Ranks& ranks, c10::ScalarType type, int64_t steps,
-                                 Accumulation accumulation) {
+                                 Accumulation accumulation, Sharding sharding) {
   testing::Transformer model = made(1), twin = made(2);
   auto options = options_for(ranks);
+  options.sharding = sharding;
   options.accumulation = accumulation;
   options.reduction.type = type;
   MixedPrecision mp(Precision::fp32(), model, options);
@@ -135,8 +84,11 @@ double worst_against_one_process(const Ranks& ranks, c10::ScalarType type, int64
   for (int64_t step = 0; step < steps; ++step) {
     {
       const torch::NoGradGuard no_grad;
-      for (const auto& item : model.named_parameters())
-        twin.named_parameters()[item.key()].copy_(item.value());
+      mp.forward([&] {
+        for (const auto& item : model.named_parameters())
+          twin.named_parameters()[item.key()].copy_(item.value());
+        return 0;
+      });
     }
     for (int64_t i = 0; i < per_rank; ++i) {
       const auto [ids, targets] = batch(step, ranks.rank() * per_rank + i);
@@ -165,9 +117,14 @@ double worst_against_one_process(const Ranks& ranks, c10::ScalarType type, int64
     const double factor = 1.01 * ((n - 1) * u + low * ranks.size());
     const double smallest =
         type == at::kHalf ? std::ldexp(1.0, -25) * ranks.size() : 0.0;  // FP16's subnormals
-    for (const auto& item : model.named_parameters()) {
-      const at::Tensor error = (item.value().grad().to(at::kDouble) - sums[item.key()]).abs();
-      const at::Tensor bound = magnitudes[item.key()] * factor + smallest + 1e-300;
+    for (const Param& param : mp.params()) {
+      if (param.working.numel() == 0) continue;  // no part of it is this rank's
+      const auto here = [&](const at::Tensor& whole) {
+        return whole.flatten().narrow(0, param.first_element, param.working.numel());
+      };
+      const at::Tensor error =
+          (param.working.grad().to(at::kDouble).flatten() - here(sums[param.name])).abs();
+      const at::Tensor bound = here(magnitudes[param.name]) * factor + smallest + 1e-300;
       worst = std::max(worst, (error / bound).max().item<double>());
     }
     const auto report = optimizer.step(grads.clipped_to(1.0));
@@ -178,14 +135,15 @@ double worst_against_one_process(const Ranks& ranks, c10::ScalarType type, int64
   return worst;
 }
 
-// arguments: type, accumulation, steps
+// arguments: type, accumulation, steps, sharding
 HALFSTEP_RANK_CASE(fast) {
   const c10::ScalarType type = arguments[0] == "fp32"   ? at::kFloat
                                : arguments[0] == "bf16" ? at::kBFloat16
                                                         : at::kHalf;
   const auto accumulation = arguments[1] == "sum" ? Accumulation::Fp32 : Accumulation::None;
   std::ostringstream text;
-  text << worst_against_one_process(ranks, type, std::atoi(arguments[2].c_str()), accumulation);
+  text << worst_against_one_process(ranks, type, std::atoi(arguments[2].c_str()), accumulation,
+                                    testing::sharding_called(arguments[3]));
   return text.str();
 }
 
@@ -194,7 +152,7 @@ TEST(DataParallel, GradientsAreThoseOfOneProcessWithinRoundings) {
     for (const char* accumulation : {"sum", "none"})
       for (const int size : full_steps() ? std::vector{2, 3, 4, 8} : std::vector{type[0] == 'b' ? 2 : 3}) {
         for (const std::string& text :
-             texts_of_ranks(size, "fast", {type, accumulation, full_steps() ? full_steps() : "4"})) {
+             texts_of_ranks(size, "fast", {type, accumulation, full_steps() ? full_steps() : "4", "none"})) {
           EXPECT_LE(std::stod(text), 1.0) << type << ", " << accumulation << ", " << size << " ranks";
           EXPECT_GT(std::stod(text), 0.0);
         }
@@ -245,12 +203,13 @@ struct Weights : torch::nn::Module {
   }
 };
 
-// arguments: placements, seed
+// arguments: placements, seed, sharding
 HALFSTEP_RANK_CASE(agrees) {
   const int placements = std::atoi(arguments[0].c_str());
   Weights model;
   auto options = options_for(ranks);
   options.accumulation = Accumulation::Fp32;
+  options.sharding = testing::sharding_called(arguments[2]);
   MixedPrecision mp(Precision::bf16(), model, options);
   SGD optimizer(mp.params(), {.lr = 1e-3});
   std::mt19937_64 random(static_cast<uint64_t>(std::atoll(arguments[1].c_str())));
@@ -295,16 +254,27 @@ HALFSTEP_RANK_CASE(agrees) {
     HALFSTEP_CHECK(named, "placement ", placement, ": ", report.sentence());
     bad_steps += !planted.empty();
   }
-  const StateDict state = mp.state_dict();
-  return std::to_string(bad_steps) + " bad " + hash_of({&state});
+  StateDict weights;
+  const torch::NoGradGuard no_grad;
+  mp.forward([&] {
+    for (const auto& item : model.named_parameters()) weights.set(item.key(), item.value().clone());
+    return 0;
+  });
+  return std::to_string(bad_steps) + " bad " + hash_of({&weights});
 }
 
 TEST(DataParallel, AllRanksDecideAlike) {
   const char* full = std::getenv("HALFSTEP_PLACEMENTS");
   for (const int size : {2, 4, 8}) {
-    const auto texts = texts_of_ranks(size, "agrees", {full ? full : "100", std::to_string(size)});
-    for (const std::string& text : texts) EXPECT_EQ(text, texts[0]);
-    std::printf("%d ranks: %s\n", size, texts[0].c_str());
+    std::string first;
+    for (const char* sharding : {"none", "states", "gradients", "weights"}) {
+      const auto texts = texts_of_ranks(size, "agrees", {full ? full : "60", std::to_string(size), sharding});
+      for (const std::string& text : texts) EXPECT_EQ(text, texts[0]) << sharding;
+      std::printf("%d ranks, %s: %s\n", size, sharding, texts[0].c_str());
+      // All gradients here are halves, whose sums are exact in any order.
+      if (first.empty()) first = texts[0];
+      EXPECT_EQ(texts[0], first) << sharding;
+    }
   }
 }
 

@@ -1,0 +1,228 @@
+#include <halfstep/checkpoint.h>
+#include <halfstep/error.h>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+
+#include <algorithm>
+#include <charconv>
+#include <map>
+#include <optional>
+#include <set>
+
+#include "checkpoint/resharding.h"
+#include "tensor/dense.h"
+
+namespace halfstep {
+namespace {
+
+/// "working.a.weight[0:65536]": a name, and which elements of what it names.
+struct RunOfElements {
+  std::string name;
+  int64_t begin = 0, end = 0;
+};
+
+std::optional<RunOfElements> parsed(const std::string& name) {
+  const std::size_t open = name.rfind('['), colon = name.rfind(':');
+  if (open == std::string::npos || colon == std::string::npos || colon < open || !name.ends_with("]"))
+    return std::nullopt;
+  RunOfElements run{.name = name.substr(0, open)};
+  const auto read = [&](std::size_t from, std::size_t to, int64_t& number) {
+    const auto [end, error] = std::from_chars(name.data() + from, name.data() + to, number);
+    return error == std::errc() && end == name.data() + to && from < to;
+  };
+  if (!read(open + 1, colon, run.begin) || !read(colon + 1, name.size() - 1, run.end) || run.begin < 0 ||
+      run.begin > run.end)
+    return std::nullopt;
+  return run;
+}
+
+struct SavedRun {
+  std::size_t rank = 0;
+  std::string saved_name;
+  int64_t begin = 0, end = 0;
+};
+
+/// All elements as they lie in memory.
+at::Tensor in_memory_order(const at::Tensor& tensor) {
+  return tensor.as_strided({tensor.numel()}, {1}, tensor.storage_offset());
+}
+
+/// The parameter that something is kept for.
+std::string param_of(std::string_view name) {
+  for (const std::string_view prefix : {"working.", "master.", "param."})
+    if (name.starts_with(prefix)) {
+      name.remove_prefix(prefix.size());
+      break;
+    }
+  for (const std::string_view suffix :
+       {".first_moment", ".second_moment", ".first_moment_scales", ".second_moment_scales"})
+    if (name.ends_with(suffix)) name.remove_suffix(suffix.size());
+  return std::string(name);
+}
+
+class Resharding {
+ public:
+  Resharding(const SavedByRanks& saved, const StateDict& live) : saved_(saved), live_(live) {
+    for (std::size_t rank = 0; rank < saved.names.size(); ++rank)
+      for (const std::string& name : saved.names[rank])
+        if (const auto run = parsed(name)) runs_[run->name].push_back({rank, name, run->begin, run->end});
+    for (auto& [name, runs] : runs_)
+      std::ranges::sort(runs, {}, [](const SavedRun& run) { return run.begin; });
+    whole_.insert(saved.names[0].begin(), saved.names[0].end());
+  }
+
+  StateDict result() {
+    const at::NoGradGuard no_grad;
+    StateDict found;
+    std::set<std::string> used;
+    for (const auto& [name, value] : live_) {
+      const auto run = parsed(name);
+      const std::string base = run ? run->name : name;
+      used.insert(base);
+      const auto* tensor = std::get_if<at::Tensor>(&value);
+      if (const auto saved_runs = runs_.find(base); saved_runs != runs_.end() && tensor != nullptr)
+        found.set(name, of_runs(name, run, saved_runs->second, *tensor));
+      else if (run && whole_.contains(base))
+        found.set(name, of_whole(*run, std::get<at::Tensor>(saved_.read(0, base))));
+      else if (whole_.contains(name))
+        found.set(name, saved_.read(0, name));
+      else if (is_layout(name) && whole_.contains(working_of(name)))
+        found.set(name, layout_text(std::get<at::Tensor>(saved_.read(0, working_of(name)))));
+    }
+    // What nobody here asks for: whoever loads it says so.
+    for (const std::string& name : saved_.names[0]) {
+      // Elements are other ranks' to ask for; of a parameter that is not here, more than those is left over.
+      if (parsed(name) || used.contains(name) || is_of_a_part(name)) continue;
+      if (is_layout(name) && live_.contains(working_of(name))) {
+        check_layout(name);
+        continue;
+      }
+      found.set(name, saved_.read(0, name));
+    }
+    return found;
+  }
+
+ private:
+  static constexpr std::string_view kLayout = "layout.";
+  static bool is_layout(const std::string& name) { return name.starts_with(kLayout); }
+  static std::string working_of(const std::string& name) { return "working." + name.substr(kLayout.size()); }
+
+  /// Kept for a parameter of which this rank has a part, maybe without elements.
+  bool is_of_a_part(const std::string& name) const {
+    const std::string param = param_of(name);
+    return param != name &&
+           (live_.contains("layout." + param) || live_.contains("param." + param + ".steps"));
+  }
+
+  /// The saved state is of ranks, this one is not: its elements must lie in the same order.
+  void check_layout(const std::string& name) const {
+    const std::string here = layout_text(live_.tensor(working_of(name)));
+    const std::string there = std::get<std::string>(saved_.read(0, name));
+    HALFSTEP_CHECK(here == there, "resharded: '", working_of(name), "' lies in memory as ", here,
+                   ", and was saved in parts of ", there, ".");
+  }
+
+  at::Tensor of_whole(const RunOfElements& run, const at::Tensor& whole) const {
+    if (whole.numel() == 0) return whole;  // a master that was not made yet
+    HALFSTEP_CHECK(run.end <= whole.numel(), "resharded: '", run.name, "' has ", whole.numel(), " elements; ",
+                   run.begin, " to ", run.end, " are asked for.");
+    return in_memory_order(whole).narrow(0, run.begin, run.end - run.begin).clone();
+  }
+
+  at::Tensor of_runs(const std::string& name, const std::optional<RunOfElements>& wanted,
+                     const std::vector<SavedRun>& runs, const at::Tensor& live) const {
+    const int64_t begin = wanted ? wanted->begin : 0;
+    const int64_t end = wanted ? wanted->end : runs.back().end;
+    HALFSTEP_CHECK(wanted || live.numel() == 0 || live.numel() == end, "resharded: '", name, "' has ",
+                   live.numel(), " elements, and the ranks saved ", end, ".");
+    at::Tensor made;
+    int64_t next = begin;
+    for (const SavedRun& run : runs) {
+      if (run.end <= begin || run.begin >= end) continue;
+      const at::Tensor part = std::get<at::Tensor>(saved_.read(run.rank, run.saved_name));
+      if (part.numel() == 0 && run.end > run.begin) return part;  // a master that was not made yet
+      HALFSTEP_CHECK(run.begin <= next && part.numel() == run.end - run.begin, "resharded: '", name,
+                     "': elements ", next, " to ", run.begin, " are in no rank's state.");
+      if (!made.defined()) {
+        // Of a frozen parameter the live one has no shape; elements in their order are all that is known.
+        made = !wanted && live.numel() == end
+                   ? at::empty_strided(live.sizes(), live.strides(), part.options())
+                   : at::empty({end - begin}, part.options());
+      }
+      const int64_t from = std::max(begin, run.begin), to = std::min(end, run.end);
+      in_memory_order(made)
+          .narrow(0, from - begin, to - from)
+          .copy_(part.narrow(0, from - run.begin, to - from));
+      next = to;
+    }
+    HALFSTEP_CHECK(next == end, "resharded: '", name, "': elements ", next, " to ", end,
+                   " are in no rank's state.");
+    return made;
+  }
+
+  const SavedByRanks& saved_;
+  const StateDict& live_;
+  std::map<std::string, std::vector<SavedRun>> runs_;
+  std::set<std::string> whole_;
+};
+
+}  // namespace
+
+StateDict resharded(const SavedByRanks& saved, const StateDict& live) {
+  HALFSTEP_CHECK(!saved.names.empty(), "resharded: no rank's state is given.");
+  return Resharding(saved, live).result();
+}
+
+StateDict resharded(const std::vector<StateDict>& saved, const StateDict& live) {
+  SavedByRanks all;
+  for (const StateDict& state : saved) {
+    auto& names = all.names.emplace_back();
+    for (const auto& [name, value] : state) names.push_back(name);
+  }
+  all.read = [&](std::size_t rank, const std::string& name) {
+    return std::ranges::find_if(saved[rank], [&](const auto& item) { return item.first == name; })->second;
+  };
+  return resharded(all, live);
+}
+
+namespace checkpoint {
+namespace {
+
+constexpr std::string_view kLayoutPrefix = "layout.";
+
+}  // namespace
+
+void take_layouts(const StateDict& state, std::map<std::string, std::string>& layouts) {
+  for (const auto& [name, value] : state)
+    if (const auto* text = std::get_if<std::string>(&value); text && name.starts_with(kLayoutPrefix))
+      layouts[name.substr(kLayoutPrefix.size())] = *text;
+}
+
+StateDict whole_state(const SavedByRanks& saved, const std::map<std::string, std::string>& layouts) {
+  std::map<std::string, int64_t> ends;  // of what is in runs
+  for (const auto& names : saved.names)
+    for (const std::string& name : names)
+      if (const auto run = parsed(name)) {
+        int64_t& end = ends[run->name];
+        end = std::max(end, run->end);
+      }
+  StateDict whole;
+  for (const auto& [name, end] : ends) {
+    const auto layout = layouts.find(param_of(name));
+    at::Tensor like = layout == layouts.end() ? at::Tensor() : layout_of(layout->second);
+    if (!like.defined() || like.numel() != end)
+      like = at::empty({end}, at::TensorOptions(at::kMeta).dtype(at::kByte));
+    whole.set(name, like);
+  }
+  for (const std::string& name : saved.names[0])
+    if (!parsed(name) && !name.starts_with(kLayoutPrefix)) whole.set(name, saved.read(0, name));
+  StateDict found;
+  for (const auto& [name, value] : resharded(saved, whole))
+    if (!name.starts_with(kLayoutPrefix)) found.set(name, value);
+  return found;
+}
+
+}  // namespace checkpoint
+}  // namespace halfstep

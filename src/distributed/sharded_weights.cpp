@@ -1,0 +1,272 @@
+#include "distributed/sharded_weights.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/InferenceMode.h>
+#include <halfstep/error.h>
+#include <halfstep/memory.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+
+#include "tensor/param_checks.h"
+
+namespace halfstep {
+namespace {
+
+/// Sees every operation before LibTorch does anything else with it, the policy of an AutocastScope too. One
+/// of LibTorch's two keys for its own tests, which nothing else in LibTorch uses; checkpoint_activations has
+/// the other.
+constexpr c10::DispatchKey kUseKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
+
+struct Owner {
+  ShardedWeights* weights;
+  std::size_t block;
+};
+
+/// Arrays that come and go, of all models of this process.
+struct Registry {
+  std::mutex mutex;
+  std::unordered_map<const c10::StorageImpl*, Owner> owners;
+};
+Registry& registry() {
+  static Registry all;
+  return all;
+}
+
+void note_storage(const at::Tensor& tensor, std::vector<c10::StorageImpl*>& found) {
+  if (tensor.defined() && tensor.has_storage()) found.push_back(tensor.storage().unsafeGetStorageImpl());
+}
+
+void note_storages(const c10::IValue& value, std::vector<c10::StorageImpl*>& found) {
+  if (value.isTensor()) {
+    note_storage(value.toTensor(), found);
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& each : value.toTensorVector()) note_storage(each, found);
+  } else if (value.isOptionalTensorList()) {
+    for (const std::optional<at::Tensor>& each : value.toOptionalTensorVector())
+      if (each) note_storage(*each, found);
+  }
+}
+
+}  // namespace
+
+void make_present(const std::vector<c10::StorageImpl*>& storages) {
+  ShardedWeights* weights = nullptr;
+  std::vector<std::size_t> blocks;
+  {
+    const std::lock_guard lock(registry().mutex);
+    for (const c10::StorageImpl* storage : storages) {
+      const auto found = registry().owners.find(storage);
+      if (found == registry().owners.end()) continue;
+      HALFSTEP_CHECK(weights == nullptr || weights == found->second.weights,
+                     "MixedPrecision: an operation with sharded weights of two models at once; each model's "
+                     "come and go by themselves.");
+      weights = found->second.weights;
+      if (std::ranges::find(blocks, found->second.block) == blocks.end())
+        blocks.push_back(found->second.block);
+    }
+  }
+  if (weights != nullptr) weights->need(blocks);
+}
+
+namespace {
+
+void on_every_operation(const c10::OperatorHandle& operation, c10::DispatchKeySet keys,
+                        torch::jit::Stack* stack) {
+  std::vector<c10::StorageImpl*> storages;
+  for (const c10::IValue& value : torch::jit::last(*stack, operation.schema().arguments().size()))
+    note_storages(value, storages);
+  make_present(storages);
+  operation.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kUseKey), stack);
+}
+
+/// For the first weights that come and go: a process without them has nothing of this.
+void watch_operations() {
+  static const torch::Library library = [] {
+    torch::Library made(torch::Library::IMPL, "_", kUseKey, __FILE__, __LINE__);
+    made.fallback(torch::CppFunction::makeFromBoxedFunction<&on_every_operation>());
+    return made;
+  }();
+}
+
+}  // namespace
+
+ShardedWeights::ShardedWeights(Ranks ranks, ShardLayout layout, const std::vector<Param>& params,
+                               bool comes_and_goes)
+    : ranks_(std::move(ranks)), layout_(std::move(layout)), comes_and_goes_(comes_and_goes) {
+  const at::NoGradGuard no_grad;
+  blocks_.assign(layout_.blocks.size(), Presence::There);
+  for (const Param& param : params) model_.push_back(param.working);
+  {
+    const MemoryClassScope memory(MemoryClass::Working);
+    for (std::size_t group = 0; group < layout_.groups.size(); ++group) {
+      const at::Tensor whole = at::empty({layout_.elements_of(group)}, layout_.groups[group].type).zero_();
+      for (const std::size_t i : layout_.groups[group].params) {
+        at::Tensor& working = model_[i];
+        const at::Tensor place =
+            whole.as_strided(working.sizes(), working.strides(), layout_.places[i].first_element);
+        place.copy_(working);
+        working.set_data(place);
+      }
+      const int64_t run = layout_.groups[group].part_elements;
+      const at::Tensor part = whole.narrow(0, run * ranks_.rank(), run);
+      groups_.push_back({.whole = whole, .part = comes_and_goes_ ? part.clone() : part, .pending = {}});
+    }
+  }
+  for (std::size_t i = 0; i < params.size(); ++i) parts_.push_back(part_of(params[i], i));
+  if (!comes_and_goes_) return;
+  watch_operations();
+  {
+    const std::lock_guard lock(registry().mutex);
+    for (std::size_t group = 0; group < groups_.size(); ++group)
+      registry().owners[groups_[group].whole.storage().unsafeGetStorageImpl()] = {
+          this, layout_.groups[group].block};
+  }
+  let_all_go();
+}
+
+ShardedWeights::~ShardedWeights() {
+  if (!comes_and_goes_) return;
+  const std::lock_guard lock(registry().mutex);
+  for (const Group& group : groups_) registry().owners.erase(group.whole.storage().unsafeGetStorageImpl());
+}
+
+Param ShardedWeights::part_of(const Param& param, std::size_t i) {
+  const ShardLayout::Part part = layout_.part_of(i, ranks_.rank());
+  const ShardLayout::Place& place = layout_.places[i];
+  Param mine = param;
+  mine.first_element = part.first_element;
+  mine.whole_sizes = param.working.sizes().vec();
+  if (mine.whole_sizes.empty()) mine.whole_sizes = {1};
+  // A view of the model's own tensor, with which it shares the count of its changes.
+  mine.working =
+      param.working.detach().as_strided({part.elements}, {1}, place.first_element + part.first_element);
+  if (comes_and_goes_) {
+    const Group& group = groups_[place.group];
+    const int64_t begin = place.first_element + part.first_element - group.part.numel() * ranks_.rank();
+    mine.working = group.part.narrow(0, part.elements > 0 ? begin : 0, part.elements);
+  }
+  mine.working.set_requires_grad(param.working.requires_grad());
+  if (param.master.defined()) {
+    const MemoryClassScope memory(MemoryClass::Master);
+    mine.master = param.master.numel() == 0
+                      ? at::empty({0}, param.master.options())
+                      : param.master.as_strided({part.elements}, {1}, part.first_element).clone();
+  }
+  note_as_part(mine);
+  return mine;
+}
+
+void ShardedWeights::check_in_place() const {
+  for (std::size_t i = 0; i < model_.size(); ++i)
+    HALFSTEP_CHECK(model_[i].storage().unsafeGetStorageImpl() ==
+                           groups_[layout_.places[i].group].whole.storage().unsafeGetStorageImpl() &&
+                       model_[i].scalar_type() == layout_.groups[layout_.places[i].group].type,
+                   "MixedPrecision: other memory was put under '", parts_[i].name,
+                   "', by torch::load, set_data or Module::to. Of a sharded model each rank has a part of "
+                   "the master, so load weights before MixedPrecision is made, or with load_state_dict.");
+}
+
+void ShardedWeights::follow_requires_grad() {
+  for (std::size_t i = 0; i < model_.size(); ++i)
+    if (parts_[i].working.requires_grad() != model_[i].requires_grad())
+      parts_[i].working.set_requires_grad(model_[i].requires_grad());
+}
+
+void ShardedWeights::share_update() {
+  const at::NoGradGuard no_grad;
+  for (const at::Tensor& tensor : model_) tensor.unsafeGetTensorImpl()->bump_version();
+  if (comes_and_goes_) return let_all_go();
+  // A copy of the part: an exchange whose arrays overlap is not defined.
+  for (std::size_t group = 0; group < groups_.size(); ++group)
+    groups_[group].pending =
+        ranks_.begin_gather(groups_[group].part.clone(), groups_[group].whole,
+                            detail::concat("the updated weights, part ", group + 1, " of ", groups_.size()));
+  for (Group& group : groups_) group.pending.wait();
+}
+
+// Weights that come and go
+
+ShardedWeights::Use::Use(ShardedWeights& weights, Pass pass)
+    : weights_(weights), goes_(pass == Pass::Backward || !at::GradMode::is_enabled()) {
+  if (!weights.comes_and_goes_) return;
+  guard_.emplace(kUseKey);
+  weights.pass_ = pass;
+  weights.used_last_ = kNone;
+  const auto first = weights.next_.find({pass, kNone});
+  if (first != weights.next_.end()) weights.begin(first->second);
+}
+
+ShardedWeights::Use::~Use() {
+  if (!weights_.comes_and_goes_ || !goes_) return;
+  try {
+    weights_.let_all_go();
+  } catch (const std::exception&) {
+    // A rank is gone: whatever exchanges next says so.
+  }
+}
+
+void ShardedWeights::begin(std::size_t block) {
+  if (blocks_[block] != Presence::Gone) return;
+  const c10::InferenceMode as_for_training(false);
+  const at::NoGradGuard no_grad;
+  const MemoryClassScope memory(MemoryClass::Working);
+  // The exchange has threads of its own, whose operations would wait here for themselves.
+  const c10::impl::ExcludeDispatchKeyGuard not_a_use(kUseKey);
+  blocks_[block] = Presence::Coming;
+  order_ = static_cast<std::int32_t>(
+      (static_cast<std::uint32_t>(order_) * 31 + static_cast<std::uint32_t>(block) + 1) & 0x7fffffff);
+  for (const std::size_t number : layout_.blocks[block].groups) {
+    Group& group = groups_[number];
+    c10::StorageImpl& storage = *group.whole.storage().unsafeGetStorageImpl();
+    storage.clear_data_ptr_access_error_msg_();
+    storage.set_data_ptr_noswap(c10::GetAllocator(c10::kCPU)->allocate(storage.nbytes()));
+    group.pending = ranks_.begin_gather(group.part, group.whole,
+                                        detail::concat("the weights of ", layout_.blocks[block].name));
+  }
+}
+
+void ShardedWeights::finish(std::size_t block) {
+  if (blocks_[block] != Presence::Coming) return;
+  blocks_[block] = Presence::There;
+  for (const std::size_t number : layout_.blocks[block].groups) groups_[number].pending.wait();
+}
+
+void ShardedWeights::let_go(std::size_t block) {
+  finish(block);
+  if (blocks_[block] == Presence::Gone) return;
+  blocks_[block] = Presence::Gone;
+  for (const std::size_t number : layout_.blocks[block].groups) {
+    c10::StorageImpl& storage = *groups_[number].whole.storage().unsafeGetStorageImpl();
+    storage.set_data_ptr_noswap(c10::DataPtr(nullptr, c10::Device(c10::kCPU)));
+    storage.release_data_and_set_meta_custom_data_ptr_error_msg_(detail::concat(
+        "MixedPrecision: weights of '", layout_.blocks[block].name,
+        "' are read or written while each rank has its part of them only. Use them inside mp.forward."));
+  }
+}
+
+void ShardedWeights::let_all_go() {
+  for (std::size_t block = 0; block < blocks_.size(); ++block) let_go(block);
+}
+
+void ShardedWeights::need(const std::vector<std::size_t>& blocks) {
+  for (const std::size_t block : blocks) begin(block);
+  for (const std::size_t block : blocks) finish(block);
+  const std::size_t of_no_block = blocks_.size() - 1;
+  const auto used = std::ranges::find_if(blocks, [&](std::size_t block) { return block != of_no_block; });
+  if (used == blocks.end() || *used == used_last_) return;
+  next_[{pass_, used_last_}] = *used;
+  used_last_ = *used;
+  for (std::size_t block = 0; block < of_no_block; ++block)
+    if (std::ranges::find(blocks, block) == blocks.end()) let_go(block);
+  const auto next = next_.find({pass_, used_last_});
+  if (next != next_.end()) begin(next->second);
+}
+
+}  // namespace halfstep

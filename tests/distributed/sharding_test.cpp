@@ -1,0 +1,375 @@
+// States, gradients and weights in parts: the bits of one process, and what a part must not change.
+#include <gtest/gtest.h>
+#include <halfstep/activations.h>
+#include <halfstep/checkpoint.h>
+#include <halfstep/memory.h>
+#include <torch/torch.h>
+
+#include <filesystem>
+
+#include "distributed/rank_processes.h"
+#include "distributed/small_run.h"
+#include "support/scratch.h"
+
+namespace halfstep {
+namespace {
+
+using testing::batch;
+using testing::full_steps;
+using testing::hash_of;
+using testing::kBatches;
+using testing::made;
+using testing::options_for;
+using testing::precision_called;
+using testing::RankOutcome;
+using testing::RankProcesses;
+using testing::sharding_called;
+using testing::texts_of_ranks;
+
+using Step = TrainStep<AdamWOptions>;
+
+/// Into one checkpoint, by all ranks.
+void save(const Ranks& ranks, const Step& step, const std::string& folder) {
+  if (ranks.rank() == 0) std::filesystem::create_directories(folder);
+  ranks.barrier();
+  CheckpointFolder checkpoints(
+      folder, {}, {.rank = ranks.rank(), .size = ranks.size(), .exchanged = [&](const std::string& text) {
+                     return ranks.exchanged(text);
+                   }});
+  checkpoints.save({.step = 1,
+                    .parts = {{"precision", step.mixed_precision().state_dict()},
+                              {"optimizer", step.optimizer().state_dict()}}});
+}
+
+/// The states of all ranks, through files, as those of one process.
+std::string hash_of_one_process(const Ranks& ranks, const Step& step, const std::string& folder) {
+  save(ranks, step, folder);
+  HALFSTEP_CHECK(verify_checkpoint(folder, 1).empty(), "damaged");
+  const Checkpoint saved = load_checkpoint(folder, 1);
+  return hash_of({&saved.part("precision"), &saved.part("optimizer")});
+}
+
+/// A forward of the weights that this rank sees.
+std::string forward_hash(Step& step, testing::Transformer& model) {
+  const torch::NoGradGuard no_grad;
+  StateDict found;
+  const auto [ids, targets] = batch(999, 0);
+  found.set(
+      "loss",
+      step.forward([&, ids = ids, targets = targets] { return model.loss(ids, targets); }).to(at::kFloat));
+  return hash_of({&found});
+}
+
+// arguments: precision, steps, sharding, folder, moments
+HALFSTEP_RANK_CASE(canonical_in_parts) {
+  testing::Transformer model = made(/*seed=*/ranks.rank() + 1);  // rank 0's weights count
+  auto options = options_for(ranks);
+  options.reduction.canonical_batches = kBatches;
+  options.sharding = sharding_called(arguments[2]);
+  const auto moments = arguments[4] == "8bit" ? MomentStorage::Blockwise8 : MomentStorage::Fp32;
+  Step step(precision_called(arguments[0]), model,
+            AdamWOptions{.lr = 3e-3, .weight_decay = 0.1, .moments = moments},
+            {.max_grad_norm = 0.5, .micro_batches = kBatches, .precision = options});
+  int skipped = 0;
+  for (int64_t number = 0; number < std::atoi(arguments[1].c_str()); ++number) {
+    int64_t next = ranks.share(kBatches).first;
+    skipped += !step([&] {
+                  const auto [ids, targets] = batch(number, next++);
+                  return model.loss(ids, targets);
+                }).stepped();
+    if (number == 3) {  // what a user does between steps: a look, and a frozen weight
+      (void)forward_hash(step, model);
+      model.head->bias.set_requires_grad(false);
+    }
+    if (number == 5) model.head->bias.set_requires_grad(true);
+  }
+  return hash_of_one_process(ranks, step, arguments[3]) + " " + forward_hash(step, model) + " skipped " +
+         std::to_string(skipped);
+}
+
+class CanonicalInParts : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(CanonicalInParts, HaveTheBitsOfOneProcess) {
+  const std::string precision = GetParam();
+  const std::string steps = full_steps() ? full_steps() : "8";
+  const auto texts = [&](int size, const char* sharding, const char* moments) {
+    const testing::ScratchFolder folder;
+    return texts_of_ranks(size, "canonical_in_parts",
+                          {precision, steps, sharding, folder.path().string(), moments});
+  };
+  const std::string expected = texts(1, "none", "fp32")[0];
+  EXPECT_EQ(expected.find("skipped 0") == std::string::npos, precision == "fp16") << expected;
+  for (const char* sharding : {"states", "gradients", "weights"})
+    for (const int size : full_steps() ? std::vector{2, 3, 4, 8} : std::vector{3})
+      for (const std::string& text : texts(size, sharding, "fp32"))
+        EXPECT_EQ(text, expected) << sharding << ", " << size << " ranks";
+  if (precision != "bf16") return;
+  const std::string eight_bit = texts(1, "none", "8bit")[0];
+  EXPECT_NE(eight_bit, expected);
+  for (const std::string& text : texts(3, "weights", "8bit")) EXPECT_EQ(text, eight_bit);
+}
+
+INSTANTIATE_TEST_SUITE_P(Of, CanonicalInParts,
+                         ::testing::Values("fp32", "bf16", "fp16", "fp8-delayed", "mxfp8"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::erase(name, '-');
+                           return name;
+                         });
+
+TEST(InParts, GradientsAreThoseOfOneProcessWithinRoundings) {
+  for (const char* sharding : {"states", "gradients", "weights"})
+    for (const char* accumulation : {"sum", "none"})
+      for (const char* type : {"fp32", "bf16"})
+        for (const int size : full_steps() ? std::vector{2, 3, 4, 8} : std::vector{type[0] == 'b' ? 2 : 3})
+          for (const std::string& text : texts_of_ranks(
+                   size, "fast", {type, accumulation, full_steps() ? full_steps() : "3", sharding})) {
+            EXPECT_LE(std::stod(text), 1.0) << sharding << ", " << accumulation << ", " << size << " ranks";
+            EXPECT_GT(std::stod(text), 0.0);
+          }
+}
+
+// arguments: precision, steps, sharding
+HALFSTEP_RANK_CASE(parts_stay_together) {
+  testing::Transformer model = made(ranks.rank() + 1);
+  auto options = options_for(ranks);
+  options.sharding = sharding_called(arguments[2]);
+  Step step(precision_called(arguments[0]), model, AdamWOptions{.lr = 3e-3},
+            {.max_grad_norm = 0.5, .micro_batches = 2, .precision = options});
+  std::string text;
+  for (int64_t number = 0; number < std::atoi(arguments[1].c_str()); ++number) {
+    int64_t next = ranks.rank() * 2;
+    const StepReport report = step([&] {
+      const auto [ids, targets] = batch(number, next++);
+      return model.loss(ids, targets);
+    });
+    std::ostringstream norm;
+    norm << std::hexfloat << report.grad_norm();
+    text += norm.str() + " " + forward_hash(step, model) + " ";
+  }
+  return text;
+}
+
+TEST(InParts, RanksSeeTheSameWeightsAndNorms) {
+  for (const char* precision : {"bf16", "fp8-delayed"})
+    for (const char* sharding : {"states", "gradients", "weights"})
+      for (const int size : full_steps() ? std::vector{2, 3, 8} : std::vector{3}) {
+        const auto texts = texts_of_ranks(size, "parts_stay_together",
+                                          {precision, full_steps() ? full_steps() : "5", sharding});
+        for (const std::string& text : texts) EXPECT_EQ(text, texts[0]) << precision << ", " << sharding;
+      }
+}
+
+/// Blocks that share a weight and are computed again in backward, which adds to its gradient twice.
+struct Regions : torch::nn::Module {
+  Regions() {
+    torch::manual_seed(1);
+    for (int i = 0; i < 3; ++i) layers->push_back(torch::nn::Linear(64, 64));
+    register_module("layers", layers);
+    norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({64})));
+  }
+  at::Tensor loss(at::Tensor x, bool again) {
+    for (const int64_t layer : {0, 1, 0, 2}) {
+      const auto region = [this, layer](const at::Tensor& in) {
+        return at::tanh(norm(layers[layer]->as<torch::nn::Linear>()->forward(in)));
+      };
+      x = again ? checkpoint_activations(region, x) : region(x);
+    }
+    return x.square().mean();
+  }
+  torch::nn::ModuleList layers;
+  torch::nn::LayerNorm norm{nullptr};
+};
+
+HALFSTEP_RANK_CASE(regions_in_parts) {
+  Regions model, twin;
+  auto options = options_for(ranks);
+  options.sharding = sharding_called(arguments[0]);
+  MixedPrecision mp(Precision::fp32(), model, options);
+  SGD optimizer(mp.params(), {.lr = 0.1});
+  double worst = 0;
+  for (int step = 0; step < 4; ++step) {
+    const auto input = [&](int rank) {
+      torch::manual_seed(100 * step + rank);
+      return torch::randn({8, 64}).requires_grad_();
+    };
+    {
+      const torch::NoGradGuard no_grad;
+      mp.forward([&] {
+        for (const auto& item : model.named_parameters())
+          twin.named_parameters()[item.key()].copy_(item.value());
+        return 0;
+      });
+    }
+    // Two forwards before one backward, of which one is for nothing.
+    (void)mp.forward([&] { return model.loss(input(ranks.rank()), false); });
+    mp.backward(mp.forward([&] { return model.loss(input(ranks.rank()), /*again=*/step % 2 == 0); }));
+    const GradSummary grads = mp.inspect_grads();
+    twin.zero_grad();
+    for (int rank = 0; rank < ranks.size(); ++rank) (twin.loss(input(rank), false) / ranks.size()).backward();
+    for (const Param& param : mp.params()) {
+      if (param.working.numel() == 0) continue;
+      const at::Tensor expected = twin.named_parameters()[param.name].grad();
+      const at::Tensor here = expected.flatten().narrow(0, param.first_element, param.working.numel());
+      worst =
+          std::max(worst, ((param.working.grad() - here).abs().max() / expected.abs().max()).item<double>());
+    }
+    (void)optimizer.step(grads.unclipped());
+    mp.advance(grads);
+    optimizer.zero_grad();
+  }
+  std::ostringstream text;
+  text << worst;
+  return text.str();
+}
+
+TEST(InParts, RegionsThatAreComputedAgainAreAddedWhole) {
+  // Two orders of the same FP32 additions: far below a part that is missing, which is a half.
+  for (const char* sharding : {"states", "gradients", "weights"})
+    for (const std::string& text : texts_of_ranks(3, "regions_in_parts", {sharding}))
+      EXPECT_LT(std::stod(text), 1e-5) << sharding << ": " << text;
+}
+
+HALFSTEP_RANK_CASE(weights_are_away) {
+  testing::Transformer model = made(1);
+  auto options = options_for(ranks);
+  options.sharding = Sharding::Weights;
+  Step step(Precision::bf16(), model, AdamWOptions{.lr = 1e-3}, {.precision = options});
+  std::string text;
+  try {
+    const torch::NoGradGuard no_grad;
+    model.blocks[1]->as<testing::TransformerBlock>()->qkv->weight.zero_();
+  } catch (const std::exception& error) {
+    text = std::string(error.what()).substr(0, 200);
+  }
+  // No harm is done: training goes on.
+  const auto [ids, targets] = batch(0, ranks.rank());
+  const StepReport report = step([&, ids = ids, targets = targets] { return model.loss(ids, targets); });
+  return text + " | " + report.sentence();
+}
+
+TEST(InParts, WeightsThatAreAwaySaySo) {
+  for (const std::string& text : texts_of_ranks(2, "weights_are_away")) {
+    EXPECT_NE(text.find("weights of 'blocks.1' are read or written while each rank has its part"),
+              std::string::npos)
+        << text;
+    EXPECT_NE(text.find("| stepped"), std::string::npos) << text;
+  }
+}
+
+// arguments: sharding
+HALFSTEP_RANK_CASE(edits_in_parts) {
+  testing::Transformer model = made(1);
+  auto options = options_for(ranks);
+  options.sharding = sharding_called(arguments[0]);
+  Step step(Precision::bf16(), model, AdamWOptions{.lr = 1e-3}, {.precision = options});
+  const auto one_step = [&](int64_t number) {
+    const auto [ids, targets] = batch(number, 0);  // the same batch on all ranks
+    (void)step([&, ids = ids, targets = targets] { return model.loss(ids, targets); });
+  };
+  one_step(0);
+  {
+    const torch::NoGradGuard no_grad;
+    model.head->weight.mul_(0.5);
+    model.tokens->weight.data()[3].zero_();
+  }
+  one_step(1);
+  std::string text = forward_hash(step, model);
+  model.head->weight.set_data(torch::ones_like(model.head->weight));
+  try {
+    one_step(2);
+    text += " went on";
+  } catch (const Error& error) {
+    text += std::string(" ") + error.what();
+  }
+  return text;
+}
+
+TEST(InParts, EditsBetweenStepsCountAsInOneProcess) {
+  // The mean of one gradient with itself is exact for two ranks.
+  const std::string alone = texts_of_ranks(1, "edits_in_parts", {"none"})[0];
+  const std::string hash = alone.substr(0, alone.find(' '));
+  for (const char* sharding : {"states", "gradients"})
+    for (const std::string& text : texts_of_ranks(2, "edits_in_parts", {sharding})) {
+      EXPECT_EQ(text.substr(0, text.find(' ')), hash) << sharding;
+      EXPECT_NE(text.find("other memory was put under 'head.weight'"), std::string::npos) << text;
+    }
+}
+
+/// Ranks whose forwards take different ways through the model.
+HALFSTEP_RANK_CASE(other_order) {
+  Regions model;
+  auto options = options_for(ranks);
+  options.sharding = Sharding::Weights;
+  MixedPrecision mp(Precision::fp32(), model, options);
+  SGD optimizer(mp.params(), {.lr = 0.1});
+  mp.backward(mp.forward([&] {
+    at::Tensor x = torch::ones({2, 64});
+    for (int i = 0; i < 2; ++i)
+      x = at::tanh(model.layers[(i + ranks.rank()) % 2]->as<torch::nn::Linear>()->forward(x));
+    return x.mean();
+  }));
+  (void)mp.inspect_grads();
+  return "went on";
+}
+
+TEST(InParts, OtherWaysThroughTheModelAreFoundOut) {
+  RankProcesses processes(2, "other_order", {}, /*timeout_ms=*/5000);
+  for (const RankOutcome& outcome : processes.outcomes()) {
+    EXPECT_EQ(outcome.exit_code, 3) << outcome.text;
+    EXPECT_NE(outcome.text.find("in different orders"), std::string::npos) << outcome.text;
+  }
+}
+
+// arguments: folder, precision, sharding of the one that saves and of the one that loads, "save" or "load"
+HALFSTEP_RANK_CASE(saves_or_loads) {
+  const std::string& folder = arguments[0];
+  const bool saves = arguments[4] == "save";
+  testing::Transformer model = made(saves ? 1 : 2);
+  auto options = options_for(ranks);
+  options.sharding = sharding_called(arguments[saves ? 2 : 3]);
+  Step step(precision_called(arguments[1]), model,
+            AdamWOptions{.lr = 3e-3, .moments = MomentStorage::Blockwise8}, {.precision = options});
+  if (saves) {
+    for (int64_t number = 0; number < 3; ++number) {
+      const auto [ids, targets] = batch(number, ranks.rank());
+      (void)step([&, ids = ids, targets = targets] { return model.loss(ids, targets); });
+    }
+    save(ranks, step, folder);
+    return forward_hash(step, model);
+  }
+  const Checkpoint saved = load_checkpoint(
+      folder, 1,
+      {{"precision", step.mixed_precision().state_dict()}, {"optimizer", step.optimizer().state_dict()}});
+  step.mixed_precision().load_state_dict(saved.part("precision"));
+  step.optimizer().load_state_dict(saved.part("optimizer"));
+  // All of it, put together by each rank from what all have now.
+  const std::string again = folder + "/again-" + std::to_string(ranks.size()) + arguments[3];
+  return forward_hash(step, model) + " " + hash_of_one_process(ranks, step, again);
+}
+
+TEST(InParts, StatesFitAnyOtherNumberOfRanks) {
+  const std::vector<int> sizes = full_steps() ? std::vector{1, 2, 3, 4, 8} : std::vector{1, 3};
+  const std::vector<std::string> shardings{"states", "gradients", "weights"};
+  for (std::size_t from = 0; from < sizes.size(); ++from)
+    for (std::size_t k = 0; k < shardings.size(); ++k) {
+      const testing::ScratchFolder folder;
+      const std::string& saved_as = shardings[k];
+      const std::string weights = texts_of_ranks(sizes[from], "saves_or_loads",
+                                                 {folder.path().string(), "bf16", saved_as, "", "save"})[0];
+      std::string whole;
+      for (const int to : sizes) {
+        // Another sharding than it was saved with, and none.
+        const std::string loaded_as = to == 3 && k == 1 ? "none" : shardings[(k + 1) % shardings.size()];
+        for (const std::string& text : texts_of_ranks(
+                 to, "saves_or_loads", {folder.path().string(), "bf16", saved_as, loaded_as, "load"})) {
+          EXPECT_EQ(text.substr(0, text.find(' ')), weights) << sizes[from] << " to " << to;
+          if (whole.empty()) whole = text;
+          EXPECT_EQ(text, whole) << sizes[from] << " " << saved_as << " to " << to << " " << loaded_as;
+        }
+      }
+    }
+}
+
+}  // namespace
+}  // namespace halfstep
