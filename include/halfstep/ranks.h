@@ -95,10 +95,7 @@ class HALFSTEP_API Ranks {
   };
   /// sum(), begun. The tensor is in use until wait().
   [[nodiscard]] Pending begin_sum(at::Tensor tensor, std::string what) const;
-  /// Of `all`, [size x n] elements, which each rank has: rank r gets the sum of the r-th n as `part`. Both
-  /// are in use until wait().
-  [[nodiscard]] Pending begin_sum_of_parts(at::Tensor all, at::Tensor part, std::string what) const;
-  /// The other way: `part` of each rank, by rank, as `all`.
+  /// `part` of each rank, by rank, as `all`: [size x n] elements. Both are in use until wait().
   [[nodiscard]] Pending begin_gather(at::Tensor part, at::Tensor all, std::string what) const;
 
  private:

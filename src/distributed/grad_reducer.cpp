@@ -1,6 +1,5 @@
 #include "distributed/grad_reducer.h"
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
@@ -120,8 +119,10 @@ void GradReducer::lay_out(const std::vector<Param>& params) {
   const MemoryClassScope memory(MemoryClass::Gradient);
   for (Bucket& bucket : buckets_) {
     if (!sends_each_micro_batch()) bucket.flat = at::zeros({bucket.elements}, at::kFloat);
-    if (options_.shards && !canonical())
-      bucket.part = at::zeros({bucket.elements / ranks_.size()}, at::kFloat);
+    if (!options_.shards) continue;
+    const int64_t run = bucket.elements / ranks_.size();
+    bucket.part = sends_each_micro_batch() ? at::zeros({run}, at::kFloat)
+                                           : bucket.flat.narrow(0, run * ranks_.rank(), run);
   }
 }
 
@@ -198,13 +199,10 @@ void GradReducer::send(std::size_t number) {
   if (!bucket.flat.defined()) bucket.flat = at::zeros({bucket.elements}, at::kFloat);  // no gradient in it
   bucket.travelling = options_.type == at::kFloat ? bucket.flat : bucket.flat.to(options_.type);
   const std::string what = detail::concat("the sum of gradients, part ", number + 1, " of ", buckets_.size());
-  if (!options_.shards) {
-    bucket.pending = ranks_.begin_sum(bucket.travelling, what);
-    return;
-  }
   if (sends_each_micro_batch()) bucket.flat = at::Tensor();  // `travelling` has it, or its values
-  bucket.arriving = at::empty({bucket.part.numel()}, bucket.travelling.options());
-  bucket.pending = ranks_.begin_sum_of_parts(bucket.travelling, bucket.arriving, what);
+  // For parts too: Gloo's sum that gives each rank a part is slower than the one that gives all to all
+  // (LibTorch 2.13), and copies what it is given.
+  bucket.pending = ranks_.begin_sum(bucket.travelling, what);
   constexpr std::size_t kMostOnTheirWay = 2;
   if (sends_each_micro_batch() && number >= kMostOnTheirWay) receive(buckets_[number - kMostOnTheirWay]);
 }
@@ -213,11 +211,14 @@ void GradReducer::receive(Bucket& bucket) {
   if (bucket.received) return;
   bucket.received = true;
   bucket.pending.wait();
-  if (options_.shards)
-    parts_begun_ ? bucket.part.add_(bucket.arriving) : bucket.part.copy_(bucket.arriving);
-  else if (options_.type != at::kFloat)
+  if (sends_each_micro_batch()) {
+    const int64_t run = bucket.part.numel();
+    const at::Tensor arrived = bucket.travelling.narrow(0, run * ranks_.rank(), run);
+    parts_begun_ ? bucket.part.add_(arrived) : bucket.part.copy_(arrived);
+  } else if (options_.type != at::kFloat) {
     bucket.flat.copy_(bucket.travelling);
-  bucket.travelling = bucket.arriving = at::Tensor();
+  }
+  bucket.travelling = at::Tensor();
 }
 
 void GradReducer::receive_all() {
@@ -320,11 +321,6 @@ GradAgreement GradReducer::finish(const Found& found) {
   agreed.largest.assign(numbers + 1 + 2 * count, numbers + 1 + 2 * count + extra);
   if (canonical()) {
     sum_tree();
-    if (options_.shards)
-      for (Bucket& bucket : buckets_) {
-        const int64_t elements = bucket.elements / ranks_.size();
-        bucket.part = bucket.flat.narrow(0, elements * ranks_.rank(), elements);
-      }
   } else {
     if (!sends_each_micro_batch()) receive_all();
     add_late_sums(late);

@@ -89,8 +89,7 @@ class GradReducer {
     int64_t elements = 0;
     at::Tensor flat;              // FP32
     at::Tensor travelling;        // `flat`, or its values in another type
-    at::Tensor part;              // with shards, FP32: of the sum of all ranks
-    at::Tensor arriving;          // and of what is on its way
+    at::Tensor part;              // with shards, FP32: of the sum of all ranks, in `flat` or beside it
     std::size_t waiting_for = 0;  // parameters whose sum is not complete
     bool sent = false, received = false;
     Ranks::Pending pending;

@@ -270,18 +270,6 @@ Ranks::Pending Ranks::begin_sum(at::Tensor tensor, std::string what) const {
                [](c10d::Backend& backend, auto& tensors) { return backend.allreduce(tensors); });
 }
 
-Ranks::Pending Ranks::begin_sum_of_parts(at::Tensor all, at::Tensor part, std::string what) const {
-  HALFSTEP_CHECK(all.numel() == part.numel() * state_->size, "Ranks: ", all.numel(),
-                 " elements to be summed into ", state_->size, " parts of ", part.numel(), ".");
-  if (state_->size == 1) {
-    part.copy_(all);
-    return {};
-  }
-  return begun({std::move(all), std::move(part)}, std::move(what), [](c10d::Backend& backend, auto& tensors) {
-    return backend._reduce_scatter_base(tensors[1], tensors[0]);
-  });
-}
-
 Ranks::Pending Ranks::begin_gather(at::Tensor part, at::Tensor all, std::string what) const {
   HALFSTEP_CHECK(all.numel() == part.numel() * state_->size, "Ranks: ", state_->size, " parts of ",
                  part.numel(), " to be gathered in ", all.numel(), " elements.");

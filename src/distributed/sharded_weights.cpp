@@ -183,11 +183,15 @@ void ShardedWeights::share_update() {
   const at::NoGradGuard no_grad;
   for (const at::Tensor& tensor : model_) tensor.unsafeGetTensorImpl()->bump_version();
   if (comes_and_goes_) return let_all_go();
-  // A copy of the part: an exchange whose arrays overlap is not defined.
-  for (std::size_t group = 0; group < groups_.size(); ++group)
+  const MemoryClassScope memory(MemoryClass::Working);
+  constexpr std::size_t kMostOnTheirWay = 2;
+  for (std::size_t group = 0; group < groups_.size(); ++group) {
+    if (group >= kMostOnTheirWay) groups_[group - kMostOnTheirWay].pending.wait();
+    // A copy of the part: an exchange whose arrays overlap is not defined.
     groups_[group].pending =
         ranks_.begin_gather(groups_[group].part.clone(), groups_[group].whole,
                             detail::concat("the updated weights, part ", group + 1, " of ", groups_.size()));
+  }
   for (Group& group : groups_) group.pending.wait();
 }
 
