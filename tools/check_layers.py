@@ -42,19 +42,20 @@ ROOMS = [
     ("autocast", "`AutocastScope` and the kernels that apply the policy", "base memory tensor precision ops"),
     ("diagnose", "probes, histograms, the tracer of NaN", None),
     ("distributed", "ranks, what they tell one another, gradients summed over them, and what each keeps a part of", "base kernels memory tensor"),
-    ("forecast", "a model of memory and time", None),
     ("nn", "activation checkpointing and compression", "base formats kernels memory tensor autocast"),
     ("models", "GPT-2, Llama and its relatives, ResNet-18; Hugging Face folders in and out", "base words io safetensors tensor nn"),
     ("train", "`MixedPrecision`, `TrainStep`, `Trainer`: where all meet",
      "base formats words io data_files checkpoint_format kernels text config log memory tensor scaling optim data checkpoint quant precision autocast distributed models"),
+    ("forecast", "a model of memory and time per rank; shapes, devices and their sources: the program's",
+     "base words io kernels memory"),
     ("report", "a run's log read back; reports and comparisons of runs: the program's", "base words io config log"),
-    ("cli", "the program `halfstep`: our own first user, by public headers, words and report",
-     "base formats words data_files text config log report memory tensor checkpoint precision distributed models train"),
+    ("cli", "the program `halfstep`: our own first user, by public headers, words, forecast and report",
+     "base formats words io data_files text config log forecast report memory tensor checkpoint precision autocast distributed models train"),
     ("capi", "a C ABI", None),
 ]
 PLACE = {room: place for place, (room, _, _) in enumerate(ROOMS)}
 KNOWS = {room: set(known.split()) for room, _, known in ROOMS if known is not None}
-PROGRAM = {"report", "cli"}  # the side of the program, which the library's own headers are hidden from
+PROGRAM = {"forecast", "report", "cli"}  # the side of the program, which the library's own headers are hidden from
 OF_BOTH = {"words", "io"}  # compiled into the library and into the program
 TORCH_STARTS_AT = PLACE["memory"]
 

@@ -32,12 +32,14 @@ enum ExitCode : int {
 std::vector<std::string> take_launched_command(int& argc, char** argv);
 
 CLI::Option* add_version_flag(CLI::App& program);
+void add_bench(CLI::App& program);
 void add_checkpoint(CLI::App& program);
 void add_compare(CLI::App& program);
 void add_completion(CLI::App& program);
 void add_env(CLI::App& program);
 void add_evaluate(CLI::App& program);
 void add_explain(CLI::App& program);
+void add_forecast(CLI::App& program);
 void add_generate(CLI::App& program);
 void add_launch(CLI::App& program, std::vector<std::string> words);
 void add_manual(CLI::App& program);

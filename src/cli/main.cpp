@@ -82,12 +82,14 @@ std::string suggestion(const CLI::App& program) {
 int run(int argc, char** argv) {
   CLI::App program("Mixed-precision training for LibTorch.", "halfstep");
   CLI::Option* const version = add_version_flag(program);
+  add_bench(program);
   add_checkpoint(program);
   add_compare(program);
   add_completion(program);
   add_env(program);
   add_evaluate(program);
   add_explain(program);
+  add_forecast(program);
   add_generate(program);
   add_launch(program, take_launched_command(argc, argv));
   add_manual(program);
