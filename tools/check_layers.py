@@ -34,7 +34,7 @@ ROOMS = [
     ("scaling", "the loss scale and `GradScaler`", "base tensor"),
     ("optim", "fused AdamW and SGD, schedules", "base kernels memory tensor"),
     ("data", "batches of tokens and images, their order and cursor", "base formats data_files tensor"),
-    ("checkpoint", "the whole state of a run, saved and loaded", "base words io safetensors checkpoint_format tensor"),
+    ("checkpoint", "the whole state of a run, saved and loaded", "base words io safetensors checkpoint_format kernels tensor"),
     ("quant", "matrices as codes, their products, and what a recipe remembers of each layer",
      "base formats kernels tensor"),
     ("precision", "`Precision`, the op policy table, the plan of layers, and their reasons", "base formats words kernels scaling"),

@@ -159,7 +159,7 @@ Checkpoint load_checkpoint(const std::filesystem::path& folder, int64_t step,
   for (const ManifestPart& part : first.parts) {
     StateDict& state = checkpoint.parts[part.name];
     const auto wanted = live.find(part.name);
-    if (wanted != live.end())
+    if (wanted != live.end() && checkpoint::is_of_parts(wanted->second))
       state = resharded(saved_by(readers, part.name), wanted->second);
     else if (readers.size() > 1)
       state = checkpoint::whole_state(saved_by(readers, part.name), layouts);

@@ -1,5 +1,6 @@
 #include <halfstep/checkpoint.h>
 #include <halfstep/error.h>
+#include <halfstep/storage.h>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -62,6 +63,9 @@ std::string param_of(std::string_view name) {
   return std::string(name);
 }
 
+/// Which elements of a parameter a rank has: "param.a.weight.part", where it has a part.
+bool is_part_text(std::string_view name) { return name.starts_with("param.") && name.ends_with(".part"); }
+
 class Resharding {
  public:
   Resharding(const SavedByRanks& saved, const StateDict& live) : saved_(saved), live_(live) {
@@ -81,6 +85,10 @@ class Resharding {
       const auto run = parsed(name);
       const std::string base = run ? run->name : name;
       used.insert(base);
+      if (is_part_text(name)) {
+        found.set(name, value);  // says what is here, not what was saved
+        continue;
+      }
       const auto* tensor = std::get_if<at::Tensor>(&value);
       if (const auto saved_runs = runs_.find(base); saved_runs != runs_.end() && tensor != nullptr)
         found.set(name, of_runs(name, run, saved_runs->second, *tensor));
@@ -92,14 +100,19 @@ class Resharding {
         found.set(name, layout_text(std::get<at::Tensor>(saved_.read(0, working_of(name)))));
     }
     // What nobody here asks for: whoever loads it says so.
-    for (const std::string& name : saved_.names[0]) {
-      // Elements are other ranks' to ask for; of a parameter that is not here, more than those is left over.
-      if (parsed(name) || used.contains(name) || is_of_a_part(name)) continue;
+    std::set<std::string> unasked;
+    for (const auto& [base, runs] : runs_)
+      if (!used.contains(base)) unasked.insert(base);
+    for (const std::string& name : saved_.names[0])
+      if (!parsed(name) && !used.contains(name)) unasked.insert(name);
+    for (const std::string& name : unasked) {
+      if (is_part_text(name) || take_unasked(name, found)) continue;
       if (is_layout(name) && live_.contains(working_of(name))) {
         check_layout(name);
         continue;
       }
-      found.set(name, saved_.read(0, name));
+      // Elements of a parameter that is not here: more than those is left over.
+      if (!runs_.contains(name)) found.set(name, saved_.read(0, name));
     }
     return found;
   }
@@ -109,11 +122,33 @@ class Resharding {
   static bool is_layout(const std::string& name) { return name.starts_with(kLayout); }
   static std::string working_of(const std::string& name) { return "working." + name.substr(kLayout.size()); }
 
-  /// Kept for a parameter of which this rank has a part, maybe without elements.
-  bool is_of_a_part(const std::string& name) const {
-    const std::string param = param_of(name);
-    return param != name &&
-           (live_.contains("layout." + param) || live_.contains("param." + param + ".steps"));
+  /// Kept for a parameter that is here, of which what is kept is not: of a part without elements, or of a
+  /// parameter that was frozen when this state was made and not when the other was.
+  bool take_unasked(const std::string& base, StateDict& found) const {
+    const std::string param = param_of(base);
+    if (param == base) return false;
+    if (live_.contains("layout." + param)) return true;  // of a part without elements
+    if (!live_.contains("param." + param + ".steps")) return false;
+    const std::string part_name = "param." + param + ".part";
+    const bool is_part = live_.contains(part_name);
+    std::optional<RunOfElements> run;
+    if (is_part) {
+      run = parsed(live_.text(part_name));
+      HALFSTEP_CHECK(run, "resharded: '", part_name, "' is ", live_.text(part_name), ".");
+      const int64_t per_entry = base.ends_with("_scales") ? kMomentBlockElements : 1;
+      run->name = base;
+      run->begin = (run->begin + per_entry - 1) / per_entry;
+      run->end = (run->end + per_entry - 1) / per_entry;
+      if (run->begin == run->end) return true;
+    }
+    const std::string name = run ? detail::concat(base, "[", run->begin, ":", run->end, "]") : base;
+    if (const auto saved_runs = runs_.find(base); saved_runs != runs_.end())
+      found.set(name, of_runs(name, run, saved_runs->second, at::empty({0})));
+    else if (run)
+      found.set(name, of_whole(*run, std::get<at::Tensor>(saved_.read(0, base))));
+    else
+      return false;
+    return true;
   }
 
   /// The saved state is of ranks, this one is not: its elements must lie in the same order.
@@ -131,6 +166,15 @@ class Resharding {
     return in_memory_order(whole).narrow(0, run.begin, run.end - run.begin).clone();
   }
 
+  /// What is kept for a frozen parameter has no shape yet: that of the parameter. Undefined if it is not
+  /// known.
+  at::Tensor shaped_as(const std::string& name, const at::Tensor& live, int64_t elements) const {
+    if (live.numel() == elements) return live;
+    const std::string working = "working." + param_of(name);
+    const bool is_known = live_.contains(working) && live_.tensor(working).numel() == elements;
+    return is_known ? live_.tensor(working) : at::Tensor();
+  }
+
   at::Tensor of_runs(const std::string& name, const std::optional<RunOfElements>& wanted,
                      const std::vector<SavedRun>& runs, const at::Tensor& live) const {
     const int64_t begin = wanted ? wanted->begin : 0;
@@ -146,10 +190,9 @@ class Resharding {
       HALFSTEP_CHECK(run.begin <= next && part.numel() == run.end - run.begin, "resharded: '", name,
                      "': elements ", next, " to ", run.begin, " are in no rank's state.");
       if (!made.defined()) {
-        // Of a frozen parameter the live one has no shape; elements in their order are all that is known.
-        made = !wanted && live.numel() == end
-                   ? at::empty_strided(live.sizes(), live.strides(), part.options())
-                   : at::empty({end - begin}, part.options());
+        const at::Tensor like = shaped_as(name, live, end);
+        made = !wanted && like.defined() ? at::empty_strided(like.sizes(), like.strides(), part.options())
+                                         : at::empty({end - begin}, part.options());
       }
       const int64_t from = std::max(begin, run.begin), to = std::min(end, run.end);
       in_memory_order(made)
@@ -194,6 +237,12 @@ constexpr std::string_view kLayoutPrefix = "layout.";
 
 }  // namespace
 
+bool is_of_parts(const StateDict& state) {
+  return std::ranges::any_of(state, [](const auto& item) {
+    return item.first.starts_with(kLayoutPrefix) || is_part_text(item.first);
+  });
+}
+
 void take_layouts(const StateDict& state, std::map<std::string, std::string>& layouts) {
   for (const auto& [name, value] : state)
     if (const auto* text = std::get_if<std::string>(&value); text && name.starts_with(kLayoutPrefix))
@@ -220,7 +269,7 @@ StateDict whole_state(const SavedByRanks& saved, const std::map<std::string, std
     if (!parsed(name) && !name.starts_with(kLayoutPrefix)) whole.set(name, saved.read(0, name));
   StateDict found;
   for (const auto& [name, value] : resharded(saved, whole))
-    if (!name.starts_with(kLayoutPrefix)) found.set(name, value);
+    if (!name.starts_with(kLayoutPrefix) && !is_part_text(name)) found.set(name, value);
   return found;
 }
 

@@ -12,6 +12,12 @@ namespace halfstep::checkpoint {
 /// them ("layout."); what belongs to no parameter of which that is known has one dimension.
 StateDict whole_state(const SavedByRanks& saved, const std::map<std::string, std::string>& layouts);
 
+/// Whether a state is of a rank that has parts of parameters.
+bool is_of_parts(const StateDict& state);
+
+/// Whether a state is of a rank that has parts of parameters.
+bool is_of_parts(const StateDict& state);
+
 /// The layouts in a state, by the names of their parameters.
 void take_layouts(const StateDict& state, std::map<std::string, std::string>& layouts);
 

@@ -448,8 +448,7 @@ void run(const Request& request) {
 }  // namespace
 
 void add_forecast(CLI::App& program) {
-  CLI::App* const command =
-      program.add_subcommand("forecast", "Memory and time of a model on machines that are not here");
+  CLI::App* const command = program.add_subcommand("forecast", "A model's memory and time on other machines");
   auto request = std::make_shared<Request>();
   command
       ->add_option("MODEL", request->model, std::string("llama-8b, a model's folder, a run file or a preset"))

@@ -170,6 +170,7 @@ at::Tensor GradReducer::result_of(std::size_t i) {
   if (!options_.shards) return sum_of(i);
   const Place& place = places_[i];
   const Bucket& bucket = buckets_[place.bucket];
+  if (options_.shards->places[i].elements == 0) return at::zeros(place.sizes, at::kFloat);
   const ShardLayout::Part part = options_.shards->part_of(i, ranks_.rank());
   const int64_t run = bucket.part.numel() * ranks_.rank();  // begins there
   return bucket.part.narrow(0, part.elements > 0 ? place.first_element + part.first_element - run : 0,

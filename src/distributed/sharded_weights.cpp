@@ -56,7 +56,7 @@ void note_storages(const c10::IValue& value, std::vector<c10::StorageImpl*>& fou
 
 }  // namespace
 
-void make_present(const std::vector<c10::StorageImpl*>& storages) {
+void make_present(const std::vector<c10::StorageImpl*>& storages, bool may_let_go) {
   ShardedWeights* weights = nullptr;
   std::vector<std::size_t> blocks;
   {
@@ -72,7 +72,7 @@ void make_present(const std::vector<c10::StorageImpl*>& storages) {
         blocks.push_back(found->second.block);
     }
   }
-  if (weights != nullptr) weights->need(blocks);
+  if (weights != nullptr) weights->need(blocks, may_let_go);
 }
 
 namespace {
@@ -82,7 +82,13 @@ void on_every_operation(const c10::OperatorHandle& operation, c10::DispatchKeySe
   std::vector<c10::StorageImpl*> storages;
   for (const c10::IValue& value : torch::jit::last(*stack, operation.schema().arguments().size()))
     note_storages(value, storages);
-  make_present(storages);
+  // An operation calls others: what the outermost was given stays until it is done.
+  thread_local int depth = 0;
+  make_present(storages, /*may_let_go=*/depth == 0);
+  struct Deeper {
+    Deeper() { ++depth; }
+    ~Deeper() { --depth; }
+  } const deeper;
   operation.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kUseKey), stack);
 }
 
@@ -103,6 +109,8 @@ ShardedWeights::ShardedWeights(Ranks ranks, ShardLayout layout, const std::vecto
   const at::NoGradGuard no_grad;
   blocks_.assign(layout_.blocks.size(), Presence::There);
   for (const Param& param : params) model_.push_back(param.working);
+  versions_.assign(params.size(), 0);
+  seen_updates_.assign(params.size(), 0);
   {
     const MemoryClassScope memory(MemoryClass::Working);
     for (std::size_t group = 0; group < layout_.groups.size(); ++group) {
@@ -119,7 +127,10 @@ ShardedWeights::ShardedWeights(Ranks ranks, ShardLayout layout, const std::vecto
       groups_.push_back({.whole = whole, .part = comes_and_goes_ ? part.clone() : part, .pending = {}});
     }
   }
-  for (std::size_t i = 0; i < params.size(); ++i) parts_.push_back(part_of(params[i], i));
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    parts_.push_back(part_of(params[i], i));
+    versions_[i] = model_[i]._version();
+  }
   if (!comes_and_goes_) return;
   watch_operations();
   {
@@ -138,6 +149,7 @@ ShardedWeights::~ShardedWeights() {
 }
 
 Param ShardedWeights::part_of(const Param& param, std::size_t i) {
+  if (param.working.numel() == 0) return param;  // nothing to cut
   const ShardLayout::Part part = layout_.part_of(i, ranks_.rank());
   const ShardLayout::Place& place = layout_.places[i];
   Param mine = param;
@@ -179,10 +191,19 @@ void ShardedWeights::follow_requires_grad() {
       parts_[i].working.set_requires_grad(model_[i].requires_grad());
 }
 
-void ShardedWeights::share_update() {
+void ShardedWeights::share_update(bool all_changed) {
   const at::NoGradGuard no_grad;
-  for (const at::Tensor& tensor : model_) tensor.unsafeGetTensorImpl()->bump_version();
-  if (comes_and_goes_) return let_all_go();
+  if (comes_and_goes_) {
+    // As an update in place is noted: autograd then sees that a graph has outlived its weights. Elsewhere
+    // parts share the count of the whole.
+    for (std::size_t i = 0; i < model_.size(); ++i) {
+      if (std::exchange(seen_updates_[i], parts_[i].record->updates) != parts_[i].record->updates ||
+          all_changed)
+        model_[i].unsafeGetTensorImpl()->bump_version();
+      versions_[i] = model_[i]._version();  // what is there still is from before the update
+    }
+    return let_all_go();
+  }
   const MemoryClassScope memory(MemoryClass::Working);
   constexpr std::size_t kMostOnTheirWay = 2;
   for (std::size_t group = 0; group < groups_.size(); ++group) {
@@ -239,12 +260,31 @@ void ShardedWeights::begin(std::size_t block) {
 void ShardedWeights::finish(std::size_t block) {
   if (blocks_[block] != Presence::Coming) return;
   blocks_[block] = Presence::There;
-  for (const std::size_t number : layout_.blocks[block].groups) groups_[number].pending.wait();
+  for (const std::size_t number : layout_.blocks[block].groups) {
+    groups_[number].pending.wait();
+    for (const std::size_t i : layout_.groups[number].params) versions_[i] = model_[i]._version();
+  }
+}
+
+/// What somebody wrote while they were there counts, as it does for weights that stay.
+void ShardedWeights::keep_edits(std::size_t block) {
+  const c10::InferenceMode as_for_training(false);
+  const at::NoGradGuard no_grad;
+  const c10::impl::ExcludeDispatchKeyGuard not_a_use(kUseKey);
+  for (const std::size_t number : layout_.blocks[block].groups) {
+    const auto& params = layout_.groups[number].params;
+    if (std::ranges::none_of(params, [&](std::size_t i) { return model_[i]._version() != versions_[i]; }))
+      continue;
+    const Group& group = groups_[number];
+    group.part.copy_(group.whole.narrow(0, group.part.numel() * ranks_.rank(), group.part.numel()));
+    for (const std::size_t i : params) versions_[i] = model_[i]._version();
+  }
 }
 
 void ShardedWeights::let_go(std::size_t block) {
   finish(block);
   if (blocks_[block] == Presence::Gone) return;
+  keep_edits(block);
   blocks_[block] = Presence::Gone;
   for (const std::size_t number : layout_.blocks[block].groups) {
     c10::StorageImpl& storage = *groups_[number].whole.storage().unsafeGetStorageImpl();
@@ -259,9 +299,10 @@ void ShardedWeights::let_all_go() {
   for (std::size_t block = 0; block < blocks_.size(); ++block) let_go(block);
 }
 
-void ShardedWeights::need(const std::vector<std::size_t>& blocks) {
+void ShardedWeights::need(const std::vector<std::size_t>& blocks, bool may_let_go) {
   for (const std::size_t block : blocks) begin(block);
   for (const std::size_t block : blocks) finish(block);
+  if (!may_let_go) return;
   const std::size_t of_no_block = blocks_.size() - 1;
   const auto used = std::ranges::find_if(blocks, [&](std::size_t block) { return block != of_no_block; });
   if (used == blocks.end() || *used == used_last_) return;

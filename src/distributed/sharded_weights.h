@@ -38,8 +38,9 @@ class ShardedWeights {
   void check_in_place() const;
   /// Follows what the model's tensors require.
   void follow_requires_grad();
-  /// After an update of the parts: every rank's weights are those of all.
-  void share_update();
+  /// After an update of the parts: every rank's weights are those of all. `all_changed`: not only those that
+  /// an optimizer has updated.
+  void share_update(bool all_changed = false);
 
   enum class Pass { Forward, Backward };
   /// A pass through the model; weights that come and go are there when an operation uses them.
@@ -68,12 +69,13 @@ class ShardedWeights {
   };
   enum class Presence { Gone, Coming, There };
 
-  friend void make_present(const std::vector<c10::StorageImpl*>& storages);
+  friend void make_present(const std::vector<c10::StorageImpl*>& storages, bool may_let_go);
   void begin(std::size_t block);
   void finish(std::size_t block);
+  void keep_edits(std::size_t block);
   void let_go(std::size_t block);
   void let_all_go();
-  void need(const std::vector<std::size_t>& blocks);
+  void need(const std::vector<std::size_t>& blocks, bool may_let_go);
   Param part_of(const Param& param, std::size_t i);
 
   Ranks ranks_;
@@ -85,6 +87,8 @@ class ShardedWeights {
   std::vector<Param> parts_;
 
   // Where weights come and go.
+  std::vector<int64_t> versions_;      // of the model's tensors, when they came
+  std::vector<int64_t> seen_updates_;  // of the parts
   static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
   Pass pass_ = Pass::Forward;
   std::size_t used_last_ = kNone;                             // a block

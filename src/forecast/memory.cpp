@@ -100,20 +100,17 @@ Sums sums_of(const ModelShape& shape, const Arrangement& arrangement, const Size
   if (!arrangement.has_sums()) return {};
   const double part = n.all / static_cast<double>(arrangement.ranks);
   const double copies = arrangement.summed_bytes < 4 ? static_cast<double>(arrangement.summed_bytes) : 0;
-  if (!arrangement.shards(Sharding::States))
-    return {.kept = 4 * n.all, .at_end = arrangement.ranks > 1 ? copies * n.all : 0};
   if (!arrangement.shards(Sharding::Gradients))
-    return {.kept = 4 * (n.all + part), .at_end = copies * n.all + 4 * part};
+    return {.kept = 4 * n.all, .at_end = arrangement.ranks > 1 ? copies * n.all : 0};
   // A block is a bucket. One is filled while two are on their way; the parameters of no block go last, and a
   // head of its own is complete first.
   const double on_their_way = std::min(2.0, n.layers),
-               travelling = static_cast<double>(arrangement.summed_bytes),
-               arriving = travelling / static_cast<double>(arrangement.ranks);
-  const double block_traffic = on_their_way * n.block * (travelling + arriving);
+               travelling = static_cast<double>(arrangement.summed_bytes);
+  const double block_traffic = on_their_way * n.block * travelling;
   const double head = shape.is_tied ? 0 : 4 * n.embedding;
   return {.kept = 4 * part,
           .in_block = 4 * n.block + block_traffic + head,
-          .at_end = (4 + arriving) * n.outer + block_traffic};
+          .at_end = 4 * n.outer + block_traffic};
 }
 
 }  // namespace
@@ -192,7 +189,10 @@ RankMemory memory_per_rank(const ModelShape& shape, const PrecisionPlan& precisi
   Moment update = idle;
   update.name = "the weights are updated";
   if (!arrangement.has_sums()) update.gradient = working_bytes * n.all;
-  if (arrangement.shards(Sharding::States) && !comes_and_goes) update.other = working_bytes * n.all / ranks;
+  // Copies of the two groups that are on their way, of which one may be the embedding.
+  constexpr double kGroupElements = 25.0 * (1 << 20) / 4;
+  if (arrangement.shards(Sharding::States) && !comes_and_goes)
+    update.working += working_bytes * std::min(n.all, n.embedding + kGroupElements) / ranks;
 
   RankMemory found;
   for (const Moment& moment : {product, loss, head, block, end, update}) {

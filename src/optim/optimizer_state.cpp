@@ -84,6 +84,7 @@ StateDict live_form(const OptimizerState<Options>& state) {
   for (const Slot& slot : state.slots) {
     saved.set(param_name(slot, "steps"), slot.steps);
     saved.set(param_name(slot, "group"), static_cast<int64_t>(slot.group));
+    if (slot.param.is_part()) saved.set(param_name(slot, "part"), saved_name("", slot.param));
     for_each_tensor(slot, [&](const char* name, const at::Tensor& tensor) {
       if (is_saved(slot, tensor)) saved.set(tensor_name(slot, name), tensor);
     });

@@ -161,14 +161,20 @@ void check_buffers_apart(const Precision& precision, const train::Contents& cont
 int64_t fingerprint(const std::string& name, const at::Tensor& tensor) {
   std::string text = name;
   if (tensor.defined())
-    text += detail::concat("|", tensor.sizes(), "|", tensor.scalar_type(), "|", tensor.requires_grad());
+    text += detail::concat("|", tensor.sizes(), "|", tensor.strides(), "|", tensor.scalar_type(), "|",
+                           tensor.requires_grad());
   return static_cast<int64_t>(std::hash<std::string>()(text));
 }
 
 /// Better said at once than by sums of different things.
-void check_same_on_all_ranks(const Ranks& ranks, const Precision& precision,
+void check_same_on_all_ranks(const MixedPrecisionOptions& options, const Precision& precision,
                              const train::Contents& contents) {
-  std::vector<int64_t> prints{fingerprint(precision.name(), {})};
+  const Ranks& ranks = options.ranks;
+  std::string choices = detail::concat(precision.name(), "|", static_cast<int>(options.accumulation), "|",
+                                       options.reduction.type, "|", options.reduction.canonical_batches, "|",
+                                       static_cast<int>(options.sharding));
+  for (const std::string& block : options.blocks) choices += "|" + block;
+  std::vector<int64_t> prints{fingerprint(choices, {})};
   for (const auto& [name, parameter] : contents.parameters) prints.push_back(fingerprint(name, parameter));
   for (const auto& [name, buffer] : contents.buffers) prints.push_back(fingerprint(name, buffer));
   const auto gathered = [&](const std::vector<int64_t>& mine) {
@@ -187,14 +193,16 @@ void check_same_on_all_ranks(const Ranks& ranks, const Precision& precision,
       const auto at = static_cast<int64_t>(i);
       if (all[rank][at].item<int64_t>() == all[0][at].item<int64_t>()) continue;
       HALFSTEP_CHECK(i > 0, "MixedPrecision: rank ", rank,
-                     " and rank 0 have different precisions; this one has ", precision.name(), ".");
+                     " and rank 0 have different precisions, or options of how to sum, to accumulate or to "
+                     "shard; this one has ",
+                     precision.name(), ".");
       const std::size_t parameters = contents.parameters.size();
       const std::string& name =
           i <= parameters ? contents.parameters[i - 1].first : contents.buffers[i - 1 - parameters].first;
       detail::throw_error(detail::concat(
           "MixedPrecision: rank ", rank, "'s model differs from rank 0's, first in what this rank (",
           ranks.rank(), ") calls '", name,
-          "': in name, shape, type or requires_grad. All ranks train one model."));
+          "': in name, shape, order in memory, type or requires_grad. All ranks train one model."));
     }
 }
 
@@ -398,7 +406,7 @@ struct MixedPrecision::Impl {
                    "MixedPrecision: sums of several ranks are FP32: Accumulation::Fp32, not Bf16Kahan.");
     GradReducer::check(options.ranks, {.type = options.reduction.type,
                                        .canonical_batches = options.reduction.canonical_batches});
-    check_same_on_all_ranks(options.ranks, precision, contents);
+    check_same_on_all_ranks(options, precision, contents);
     for (const auto& [name, parameter] : contents.parameters) take_first_ranks(options.ranks, parameter);
     for (const auto& [name, buffer] : contents.buffers) take_first_ranks(options.ranks, buffer);
   }
@@ -408,10 +416,11 @@ struct MixedPrecision::Impl {
 
   std::shared_ptr<ShardLayout> shard() {
     std::vector<std::string> block_of(params.size());
-    if (options.sharding == Sharding::Weights)
+    if (options.sharding == Sharding::Weights) {
       for (std::size_t i = 0; i < params.size(); ++i)
         block_of[i] = block_of_param(params[i].name, options.blocks);
-    check_every_block_matches(options.blocks, block_of);
+      check_every_block_matches(options.blocks, block_of);
+    }
     auto layout =
         std::make_shared<ShardLayout>(lay_out_shards(params, block_of, options.ranks.size(), kBucketBytes));
     shards = std::make_unique<ShardedWeights>(options.ranks, *layout, params,
@@ -930,7 +939,7 @@ void MixedPrecision::load_state_dict(const StateDict& saved) {
   // Whatever step was under way is not the loaded state's.
   for (const Param& param : impl_->params) param.working.mutable_grad().reset();
   for (const Param& param : impl_->updated()) param.working.mutable_grad().reset();
-  if (impl_->shards) impl_->shards->share_update();
+  if (impl_->shards) impl_->shards->share_update(/*all_changed=*/true);
   impl_->inspected = impl_->backward_ran = false;
   impl_->inspected_there.clear();
   impl_->buffers->restart();

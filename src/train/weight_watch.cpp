@@ -29,10 +29,15 @@ at::Tensor first_grad(const std::vector<Param>& params) {
 }
 
 bool is_in_need(const Param& param) {
-  return param.working.grad().defined() && (param.master.defined() || param.loss_scaled);
+  return param.working.grad().defined() && (param.master.defined() || param.loss_scaled || param.is_part());
 }
 
 [[noreturn]] void refuse(const Param& first, const std::string& what) {
+  if (first.is_part())
+    detail::throw_error(detail::concat(
+        "MixedPrecision: ", what,
+        " Each rank has a part of sharded weights and their gradients, of which one of torch::optim knows "
+        "nothing. Use halfstep::AdamW or halfstep::SGD over mp.params()."));
   detail::throw_error(detail::concat(
       "MixedPrecision: ", what, " One of torch::optim updates ", first.working.scalar_type(),
       " weights without their masters", first.loss_scaled ? ", by gradients that carry a loss scale" : "",

@@ -326,17 +326,19 @@ HALFSTEP_RANK_CASE(saves_or_loads) {
   const std::string& folder = arguments[0];
   const bool saves = arguments[4] == "save";
   testing::Transformer model = made(saves ? 1 : 2);
+  model.tokens->weight.set_requires_grad(false);  // when it is made: its moments and master come later
   auto options = options_for(ranks);
   options.sharding = sharding_called(arguments[saves ? 2 : 3]);
   Step step(precision_called(arguments[1]), model,
             AdamWOptions{.lr = 3e-3, .moments = MomentStorage::Blockwise8}, {.precision = options});
   if (saves) {
-    for (int64_t number = 0; number < 3; ++number) {
+    for (int64_t number = 0; number < 4; ++number) {
+      if (number == 1) model.tokens->weight.set_requires_grad(true);
       const auto [ids, targets] = batch(number, ranks.rank());
       (void)step([&, ids = ids, targets = targets] { return model.loss(ids, targets); });
     }
-    save(ranks, step, folder);
-    return forward_hash(step, model);
+    const std::string whole = hash_of_one_process(ranks, step, folder);
+    return forward_hash(step, model) + " " + whole;
   }
   const Checkpoint saved = load_checkpoint(
       folder, 1,
@@ -345,7 +347,8 @@ HALFSTEP_RANK_CASE(saves_or_loads) {
   step.optimizer().load_state_dict(saved.part("optimizer"));
   // All of it, put together by each rank from what all have now.
   const std::string again = folder + "/again-" + std::to_string(ranks.size()) + arguments[3];
-  return forward_hash(step, model) + " " + hash_of_one_process(ranks, step, again);
+  const std::string whole = hash_of_one_process(ranks, step, again);
+  return forward_hash(step, model) + " " + whole;
 }
 
 TEST(InParts, StatesFitAnyOtherNumberOfRanks) {
@@ -355,20 +358,106 @@ TEST(InParts, StatesFitAnyOtherNumberOfRanks) {
     for (std::size_t k = 0; k < shardings.size(); ++k) {
       const testing::ScratchFolder folder;
       const std::string& saved_as = shardings[k];
-      const std::string weights = texts_of_ranks(sizes[from], "saves_or_loads",
-                                                 {folder.path().string(), "bf16", saved_as, "", "save"})[0];
-      std::string whole;
+      const std::string expected = texts_of_ranks(sizes[from], "saves_or_loads",
+                                                  {folder.path().string(), "bf16", saved_as, "", "save"})[0];
       for (const int to : sizes) {
         // Another sharding than it was saved with, and none.
         const std::string loaded_as = to == 3 && k == 1 ? "none" : shardings[(k + 1) % shardings.size()];
         for (const std::string& text : texts_of_ranks(
-                 to, "saves_or_loads", {folder.path().string(), "bf16", saved_as, loaded_as, "load"})) {
-          EXPECT_EQ(text.substr(0, text.find(' ')), weights) << sizes[from] << " to " << to;
-          if (whole.empty()) whole = text;
-          EXPECT_EQ(text, whole) << sizes[from] << " " << saved_as << " to " << to << " " << loaded_as;
-        }
+                 to, "saves_or_loads", {folder.path().string(), "bf16", saved_as, loaded_as, "load"}))
+          EXPECT_EQ(text, expected) << sizes[from] << " " << saved_as << " to " << to << " " << loaded_as;
       }
+      // In one process, from what load_checkpoint makes of it.
+      testing::Transformer model = made(5);
+      Step step(Precision::bf16(), model, AdamWOptions{.moments = MomentStorage::Blockwise8},
+                {.precision = options_for({})});
+      const Checkpoint whole = load_checkpoint(folder.path(), 1);
+      step.mixed_precision().load_state_dict(whole.part("precision"));
+      step.optimizer().load_state_dict(whole.part("optimizer"));
+      const StateDict precision = step.mixed_precision().state_dict(),
+                      optimizer = step.optimizer().state_dict();
+      EXPECT_EQ(forward_hash(step, model) + " " + hash_of({&precision, &optimizer}), expected);
     }
+}
+
+// arguments: sharding
+HALFSTEP_RANK_CASE(operations_on_two_blocks) {
+  Regions model;
+  auto options = options_for(ranks);
+  options.sharding = sharding_called(arguments[0]);
+  MixedPrecision mp(Precision::fp32(), model, options);
+  SGD optimizer(mp.params(), {.lr = 0.1});
+  const auto weight = [&](int64_t layer) { return model.layers[layer]->as<torch::nn::Linear>()->weight; };
+  std::ostringstream text;
+  text << std::hexfloat;
+  for (int step = 0; step < 3; ++step) {
+    const at::Tensor loss = mp.forward([&] {
+      const at::Tensor product = at::mm(weight(0), weight(1));
+      const at::Tensor chained = at::linalg_multi_dot({weight(2), weight(0), weight(1)});
+      const at::Tensor summed = at::einsum("ij,jk->ik", {weight(1), weight(2)});
+      return (product + chained + summed +
+              at::baddbmm(weight(0).unsqueeze(0), weight(1).unsqueeze(0), weight(2).unsqueeze(0))[0])
+          .square()
+          .mean();
+    });
+    mp.backward(loss);
+    const GradSummary grads = mp.inspect_grads();
+    text << loss.item<double>() << " ";
+    (void)optimizer.step(grads.unclipped());
+    mp.advance(grads);
+    optimizer.zero_grad();
+  }
+  {
+    const torch::NoGradGuard no_grad;
+    mp.forward([&] { return weight(1).mul_(0.5).sum(); });  // an edit while it is there
+    text << mp.forward([&] { return weight(1).sum(); }).item<double>();
+  }
+  return text.str();
+}
+
+TEST(InParts, OperationsOnTwoBlocksAndEditsInForwardAreRight) {
+  // The same on both ranks, whose mean is exact.
+  const std::string expected = texts_of_ranks(1, "operations_on_two_blocks", {"none"})[0];
+  for (const char* sharding : {"states", "gradients", "weights"})
+    for (const std::string& text : texts_of_ranks(2, "operations_on_two_blocks", {sharding}))
+      EXPECT_EQ(text, expected) << sharding;
+}
+
+/// Two models under one precision: the second is updated while a graph of the first is kept.
+HALFSTEP_RANK_CASE(graph_of_another_model) {
+  torch::manual_seed(3);
+  torch::nn::Linear maker(16, 16), critic(16, 1);
+  const auto nothing = maker->register_parameter("nothing", torch::empty({0, 4}));
+  auto options = options_for(ranks);
+  options.sharding = sharding_called(arguments[0]);
+  options.accumulation = Accumulation::Fp32;
+  MixedPrecision mp(Precision::fp32(), std::vector<NamedModel>{{"maker", *maker}, {"critic", *critic}},
+                    options);
+  SGD critic_optimizer(mp.params("critic"), {.lr = 0.1}), maker_optimizer(mp.params("maker"), {.lr = 0.1});
+  const at::Tensor made_up = mp.forward([&] { return at::tanh(maker(torch::ones({4, 16}))); });
+  mp.backward(mp.forward([&] { return critic(made_up.detach()).mean(); }));
+  mp.close_sum();
+  GradSummary grads = mp.inspect_grads();
+  (void)critic_optimizer.step(grads.unclipped());
+  mp.advance(grads);
+  critic_optimizer.zero_grad();
+  mp.backward(mp.forward([&] { return -critic(made_up).mean(); }));
+  mp.close_sum();
+  grads = mp.inspect_grads();
+  (void)maker_optimizer.step(grads.unclipped());
+  mp.advance(grads);
+  const torch::NoGradGuard no_grad;
+  std::ostringstream text;
+  text << std::hexfloat
+       << mp.forward([&] { return maker->weight.sum() + critic->weight.sum(); }).item<double>();
+  return text.str();
+}
+
+TEST(InParts, AGraphOfAModelThatWasNotUpdatedStaysGood) {
+  const std::string expected = texts_of_ranks(1, "graph_of_another_model", {"none"})[0];
+  for (const char* sharding : {"states", "weights"})
+    for (const std::string& text : texts_of_ranks(2, "graph_of_another_model", {sharding}))
+      EXPECT_EQ(text, expected) << sharding;
 }
 
 }  // namespace
