@@ -110,12 +110,12 @@ class HALFSTEP_API CheckpointFolder {
   std::vector<int64_t> steps() const;
 
   /// Every tensor with the type, shape and strides that it was saved with; an Error if any bit of the
-  /// checkpoint has changed.
-  Checkpoint load(int64_t step) const;
+  /// checkpoint has changed. With `live`, what is to be loaded into that state: see load_checkpoint.
+  Checkpoint load(int64_t step, const std::map<std::string, StateDict>& live = {}) const;
 
   /// The latest; nothing if there is none. One that is damaged is an Error that names the one before it:
   /// going on from an older step is for you to decide.
-  std::optional<Checkpoint> load_latest() const;
+  std::optional<Checkpoint> load_latest(const std::map<std::string, StateDict>& live = {}) const;
 
   /// Removes the checkpoints after a step. For a run that resumes from an older one.
   void remove_newer_than(int64_t step);
@@ -127,12 +127,11 @@ class HALFSTEP_API CheckpointFolder {
 
 /// Reading without being the writer: no lock is taken and nothing changed.
 HALFSTEP_API std::vector<int64_t> checkpoint_steps(const std::filesystem::path& folder);
-/// Of one that several ranks have saved, all that a process without ranks would have saved.
-HALFSTEP_API Checkpoint load_checkpoint(const std::filesystem::path& folder, int64_t step);
-/// For one of several ranks, or for a process without: of the parts that are named, what is to be loaded into
-/// that state (see resharded). Of the tensors of other ranks only those are read that have elements of it.
+/// Of one that several ranks have saved, all that a process without ranks would have saved. For one of
+/// several ranks: of the parts that `live` names, what is to be loaded into that state (see resharded). Of
+/// the tensors of other ranks only those are read that have elements of it.
 HALFSTEP_API Checkpoint load_checkpoint(const std::filesystem::path& folder, int64_t step,
-                                        const std::map<std::string, StateDict>& live);
+                                        const std::map<std::string, StateDict>& live = {});
 
 /// What is in a checkpoint, from its manifest alone.
 struct CheckpointSummary {

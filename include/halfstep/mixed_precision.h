@@ -57,6 +57,15 @@ enum class Sharding {
   Weights,    ///< the model's weights too: those of one block are gathered while it is used
 };
 
+/// In what weights travel to a rank that has a part of them.
+enum class Gather {
+  Own,  ///< in the type that the model has
+  /// Matrices of blocks as E4M3 with a power of two for every 32 elements, half the bytes of BF16. A step's
+  /// forward and backward then use weights rounded so; masters, and forward without gradients (evaluation,
+  /// taking the model out), do not.
+  Fp8,
+};
+
 /// What a MixedPrecision does beside the precision itself.
 struct MixedPrecisionOptions {
   AutocastOptions autocast{};
@@ -76,6 +85,7 @@ struct MixedPrecisionOptions {
   /// For Sharding::Weights, the parts of the model whose weights come and go together, by name: "layers.*".
   /// Empty: those that are numbered, as "layers.3" or "transformer.h.11".
   std::vector<std::string> blocks{};
+  Gather gather = Gather::Own;  ///< for Sharding::Weights
 };
 
 /// One of several models, with the name that its parameters begin with.

@@ -39,6 +39,7 @@ struct Param {
   /// the whole.
   std::vector<int64_t> whole_sizes{};
 
+  /// Whether another rank, or nobody, has the rest of it.
   bool is_part() const { return !whole_sizes.empty(); }
 };
 

@@ -47,9 +47,10 @@ struct RanksOptions {
 /// Started by `halfstep launch -n 8 -- ./program` or by torchrun. Every rank makes the same calls in the same
 /// order: a call that only some make is a RankError after the timeout.
 ///
-/// The connections are LibTorch's: Gloo for tensors on a CPU, NCCL for CUDA. They are not encrypted, and
-/// whoever reaches the ports can join. So all listens on the loopback address, unless MASTER_ADDR is another
-/// one: then on the address of this host that leads there.
+/// The connections are LibTorch's: Gloo for tensors on a CPU, NCCL for CUDA where LibTorch has it (compiled,
+/// not run); tensors of any other accelerator go by way of the host. They are not encrypted, and whoever
+/// reaches the ports can join. So all listens on the loopback address, unless MASTER_ADDR is another one:
+/// then on the address of this host that leads there.
 class HALFSTEP_API Ranks {
  public:
   /// One process: this one. Nothing is opened.
@@ -57,8 +58,9 @@ class HALFSTEP_API Ranks {
   /// By the variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; without any of them, one process.
   static Ranks from_environment(const RanksOptions& options = {});
 
-  int rank() const;  ///< of this process
-  int size() const;  ///< how many there are
+  int rank() const;        ///< of this process
+  int local_rank() const;  ///< among those of this host: LOCAL_RANK
+  int size() const;        ///< how many there are
   /// Which of `total` parts are this rank's. Ranks' shares follow one another, and differ by one part at
   /// most.
   RankShare share(int64_t total) const { return share(total, rank()); }

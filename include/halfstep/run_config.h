@@ -123,6 +123,7 @@ struct RunConfig {
     std::string device = "cpu";  ///< "cuda:0", or any other that LibTorch knows
     std::string reduction = "fp32";
     std::string shard = "none";
+    std::string gather = "own";
     double rank_timeout_seconds = 60;
     bool operator==(const Run&) const = default;
   } run{};

@@ -182,13 +182,15 @@ bool CheckpointFolder::writing() const {
 
 std::vector<int64_t> CheckpointFolder::steps() const { return files::checkpoint_steps(impl_->folder); }
 
-Checkpoint CheckpointFolder::load(int64_t step) const { return load_checkpoint(impl_->folder, step); }
+Checkpoint CheckpointFolder::load(int64_t step, const std::map<std::string, StateDict>& live) const {
+  return load_checkpoint(impl_->folder, step, live);
+}
 
-std::optional<Checkpoint> CheckpointFolder::load_latest() const {
+std::optional<Checkpoint> CheckpointFolder::load_latest(const std::map<std::string, StateDict>& live) const {
   const std::vector<int64_t> steps = this->steps();
   if (steps.empty()) return std::nullopt;
   try {
-    return load(steps.back());
+    return load(steps.back(), live);
   } catch (const FileError& error) {
     if (error.code() != ENOENT || steps.size() < 2) throw;
     throw FileError(

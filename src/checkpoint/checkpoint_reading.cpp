@@ -134,10 +134,6 @@ SavedByRanks saved_by(const std::deque<CheckpointReader>& readers, const std::st
 
 }  // namespace
 
-Checkpoint load_checkpoint(const std::filesystem::path& folder, int64_t step) {
-  return load_checkpoint(folder, step, {});
-}
-
 Checkpoint load_checkpoint(const std::filesystem::path& folder, int64_t step,
                            const std::map<std::string, StateDict>& live) {
   const at::NoGradGuard no_grad;
@@ -150,12 +146,9 @@ Checkpoint load_checkpoint(const std::filesystem::path& folder, int64_t step,
                         .score = first.score};
   std::map<std::string, std::string> layouts;
   if (readers.size() > 1)
-    for (const ManifestPart& part : first.parts) {
-      StateDict scalars;
+    for (const ManifestPart& part : first.parts)
       for (const auto& [name, scalar] : part.scalars)
-        if (const auto* text = std::get_if<std::string>(&scalar)) scalars.set(name, *text);
-      checkpoint::take_layouts(scalars, layouts);
-    }
+        if (const auto param = checkpoint::param_of_layout(name)) layouts[*param] = as_text(scalar);
   for (const ManifestPart& part : first.parts) {
     StateDict& state = checkpoint.parts[part.name];
     const auto wanted = live.find(part.name);

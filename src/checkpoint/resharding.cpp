@@ -50,6 +50,10 @@ at::Tensor in_memory_order(const at::Tensor& tensor) {
   return tensor.as_strided({tensor.numel()}, {1}, tensor.storage_offset());
 }
 
+/// How the whole of a parameter lies, of which a rank has a part: "layout.a.weight".
+constexpr std::string_view kLayout = "layout.";
+bool is_layout(std::string_view name) { return name.starts_with(kLayout); }
+
 /// The parameter that something is kept for.
 std::string param_of(std::string_view name) {
   for (const std::string_view prefix : {"working.", "master.", "param."})
@@ -118,8 +122,6 @@ class Resharding {
   }
 
  private:
-  static constexpr std::string_view kLayout = "layout.";
-  static bool is_layout(const std::string& name) { return name.starts_with(kLayout); }
   static std::string working_of(const std::string& name) { return "working." + name.substr(kLayout.size()); }
 
   /// Kept for a parameter that is here, of which what is kept is not: of a part without elements, or of a
@@ -127,7 +129,7 @@ class Resharding {
   bool take_unasked(const std::string& base, StateDict& found) const {
     const std::string param = param_of(base);
     if (param == base) return false;
-    if (live_.contains("layout." + param)) return true;  // of a part without elements
+    if (live_.contains(std::string(kLayout) + param)) return true;  // of a part without elements
     if (!live_.contains("param." + param + ".steps")) return false;
     const std::string part_name = "param." + param + ".part";
     const bool is_part = live_.contains(part_name);
@@ -231,22 +233,14 @@ StateDict resharded(const std::vector<StateDict>& saved, const StateDict& live) 
 }
 
 namespace checkpoint {
-namespace {
-
-constexpr std::string_view kLayoutPrefix = "layout.";
-
-}  // namespace
 
 bool is_of_parts(const StateDict& state) {
-  return std::ranges::any_of(state, [](const auto& item) {
-    return item.first.starts_with(kLayoutPrefix) || is_part_text(item.first);
-  });
+  return std::ranges::any_of(
+      state, [](const auto& item) { return is_layout(item.first) || is_part_text(item.first); });
 }
 
-void take_layouts(const StateDict& state, std::map<std::string, std::string>& layouts) {
-  for (const auto& [name, value] : state)
-    if (const auto* text = std::get_if<std::string>(&value); text && name.starts_with(kLayoutPrefix))
-      layouts[name.substr(kLayoutPrefix.size())] = *text;
+std::optional<std::string> param_of_layout(std::string_view name) {
+  return is_layout(name) ? std::optional(std::string(name.substr(kLayout.size()))) : std::nullopt;
 }
 
 StateDict whole_state(const SavedByRanks& saved, const std::map<std::string, std::string>& layouts) {
@@ -266,10 +260,10 @@ StateDict whole_state(const SavedByRanks& saved, const std::map<std::string, std
     whole.set(name, like);
   }
   for (const std::string& name : saved.names[0])
-    if (!parsed(name) && !name.starts_with(kLayoutPrefix)) whole.set(name, saved.read(0, name));
+    if (!parsed(name) && !is_layout(name) && !is_part_text(name)) whole.set(name, saved.read(0, name));
   StateDict found;
   for (const auto& [name, value] : resharded(saved, whole))
-    if (!name.starts_with(kLayoutPrefix) && !is_part_text(name)) found.set(name, value);
+    if (!is_layout(name) && !is_part_text(name)) found.set(name, value);
   return found;
 }
 

@@ -4,7 +4,9 @@
 #include <halfstep/checkpoint.h>
 
 #include <map>
+#include <optional>
 #include <string>
+#include <string_view>
 
 namespace halfstep::checkpoint {
 
@@ -15,10 +17,7 @@ StateDict whole_state(const SavedByRanks& saved, const std::map<std::string, std
 /// Whether a state is of a rank that has parts of parameters.
 bool is_of_parts(const StateDict& state);
 
-/// Whether a state is of a rank that has parts of parameters.
-bool is_of_parts(const StateDict& state);
-
-/// The layouts in a state, by the names of their parameters.
-void take_layouts(const StateDict& state, std::map<std::string, std::string>& layouts);
+/// The parameter of which a saved text of that name is the layout; nothing of any other.
+std::optional<std::string> param_of_layout(std::string_view name);
 
 }  // namespace halfstep::checkpoint

@@ -24,6 +24,7 @@ class Finder {
     optimizer();
     schedule();
     train();
+    run();
     return std::move(found_);
   }
 
@@ -54,6 +55,12 @@ class Finder {
   bool low() const { return config_.precision.compute != "fp32" && config_.precision.compute != "tf32"; }
   bool has_recipe() const {
     return low() && config_.precision.compute != "bf16" && config_.precision.compute != "fp16";
+  }
+
+  void run() {
+    if (config_.run.gather != "own" && config_.run.shard != "weights")
+      fault("run.gather", "is for run.shard = \"weights\", and ", other("run.shard"), " is ",
+            config_.run.shard);
   }
 
   static constexpr std::array<std::string_view, 8> kSizes = {

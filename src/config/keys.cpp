@@ -398,6 +398,12 @@ const std::vector<ConfigKey>& table() {
        .help = "With ranks, of what each keeps a part instead of all: masters and moments; sums of gradients "
                "too; the model's weights too. A run that is resumed may go on with another.",
        .words = {"none", "states", "gradients", "weights"}},
+      {.path = "run.gather",
+       .field = HALFSTEP_FIELD(run.gather),
+       .help =
+           "With run.shard = \"weights\", in what a block's matrices travel in a step: in their own type, or "
+           "as FP8 with a power of two for every 32 elements, half the bytes of BF16 and a rounding.",
+       .words = {"own", "fp8"}},
       {.path = "run.rank_timeout_seconds",
        .field = HALFSTEP_FIELD(run.rank_timeout_seconds),
        .help = "With ranks, how long one may keep the others waiting before it counts as hung.",

@@ -102,10 +102,15 @@ void GradReducer::begin_micro_batch() {
   next_bucket_ = 0;
 }
 
+at::Tensor GradReducer::zeros(at::IntArrayRef sizes) const {
+  return at::zeros(sizes, at::TensorOptions(device_).dtype(at::kFloat));
+}
+
 void GradReducer::lay_out(const std::vector<Param>& params) {
   HALFSTEP_CHECK(static_cast<int64_t>(params.size()) <= kMostParams, "MixedPrecision: ", params.size(),
                  " parameters; with ranks up to ", kMostParams, " are supported.");
   buckets_.clear();
+  if (!params.empty()) device_ = params.front().working.device();
   places_.assign(params.size(), Place{});
   laid_out_for_.resize(params.size());
   for (std::size_t i = 0; i < params.size(); ++i) {
@@ -118,11 +123,10 @@ void GradReducer::lay_out(const std::vector<Param>& params) {
   lay_out_buckets(params);
   const MemoryClassScope memory(MemoryClass::Gradient);
   for (Bucket& bucket : buckets_) {
-    if (!sends_each_micro_batch()) bucket.flat = at::zeros({bucket.elements}, at::kFloat);
+    if (!sends_each_micro_batch()) bucket.flat = zeros({bucket.elements});
     if (!options_.shards) continue;
     const int64_t run = bucket.elements / ranks_.size();
-    bucket.part = sends_each_micro_batch() ? at::zeros({run}, at::kFloat)
-                                           : bucket.flat.narrow(0, run * ranks_.rank(), run);
+    bucket.part = sends_each_micro_batch() ? zeros({run}) : bucket.flat.narrow(0, run * ranks_.rank(), run);
   }
 }
 
@@ -159,7 +163,7 @@ at::Tensor GradReducer::in_bucket(std::size_t i) {
   Bucket& bucket = buckets_[place.bucket];
   if (!bucket.flat.defined()) {
     const MemoryClassScope memory(MemoryClass::Gradient);
-    bucket.flat = at::zeros({bucket.elements}, at::kFloat);
+    bucket.flat = zeros({bucket.elements});
   }
   return bucket.flat.as_strided(place.sizes, place.strides, place.first_element);
 }
@@ -170,7 +174,7 @@ at::Tensor GradReducer::result_of(std::size_t i) {
   if (!options_.shards) return sum_of(i);
   const Place& place = places_[i];
   const Bucket& bucket = buckets_[place.bucket];
-  if (options_.shards->places[i].elements == 0) return at::zeros(place.sizes, at::kFloat);
+  if (options_.shards->places[i].elements == 0) return zeros(place.sizes);
   const ShardLayout::Part part = options_.shards->part_of(i, ranks_.rank());
   const int64_t run = bucket.part.numel() * ranks_.rank();  // begins there
   return bucket.part.narrow(0, part.elements > 0 ? place.first_element + part.first_element - run : 0,
@@ -197,7 +201,7 @@ void GradReducer::send(std::size_t number) {
   Bucket& bucket = buckets_[number];
   bucket.sent = true;
   const MemoryClassScope memory(MemoryClass::Gradient);
-  if (!bucket.flat.defined()) bucket.flat = at::zeros({bucket.elements}, at::kFloat);  // no gradient in it
+  if (!bucket.flat.defined()) bucket.flat = zeros({bucket.elements});  // no gradient in it
   bucket.travelling = options_.type == at::kFloat ? bucket.flat : bucket.flat.to(options_.type);
   const std::string what = detail::concat("the sum of gradients, part ", number + 1, " of ", buckets_.size());
   if (sends_each_micro_batch()) bucket.flat = at::Tensor();  // `travelling` has it, or its values
@@ -334,7 +338,7 @@ void GradReducer::add_late_sums(const std::vector<char>& late) {
   for (std::size_t i = 0; i < places_.size(); ++i) {
     if (!late[i]) continue;
     Place& place = places_[i];
-    at::Tensor sum = place.late.defined() ? place.late : at::zeros(place.sizes, at::kFloat);
+    at::Tensor sum = place.late.defined() ? place.late : zeros(place.sizes);
     ranks_.sum(sum);
     if (options_.shards)
       add_to_part(i, sum);
@@ -346,7 +350,7 @@ void GradReducer::add_late_sums(const std::vector<char>& late) {
 
 void GradReducer::add_to_part(std::size_t i, const at::Tensor& sum) {
   const Place& place = places_[i];
-  const at::Tensor laid_out = at::empty_strided(place.sizes, place.strides, at::kFloat).copy_(sum);
+  const at::Tensor laid_out = at::empty_strided(place.sizes, place.strides, sum.options()).copy_(sum);
   const ShardLayout::Part part = options_.shards->part_of(i, ranks_.rank());
   result_of(i).add_(laid_out.as_strided({part.elements}, {1}, part.first_element));
 }

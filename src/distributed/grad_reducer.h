@@ -107,6 +107,7 @@ class GradReducer {
     std::vector<at::Tensor> flats;
   };
 
+  at::Tensor zeros(at::IntArrayRef sizes) const;  // FP32, where the parameters are
   void lay_out(const std::vector<Param>& params);
   void lay_out_buckets(const std::vector<Param>& params);
   void send_complete_buckets();
@@ -121,6 +122,7 @@ class GradReducer {
 
   Ranks ranks_;
   GradReducerOptions options_;
+  at::Device device_{at::kCPU};
   std::vector<Bucket> buckets_;
   std::vector<Place> places_;
   std::vector<char> laid_out_for_;  // which parameters required a gradient

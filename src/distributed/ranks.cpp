@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "distributed/meeting_place.h"
+#include "distributed/nccl.h"
 
 namespace halfstep {
 namespace {
@@ -32,7 +33,7 @@ std::string first_sentence(std::string_view text) {
 
 /// What torchrun sets for each process, and `halfstep launch` too.
 struct Environment {
-  int rank = 0, size = 1;
+  int rank = 0, local_rank = 0, size = 1;
   std::string address;
   uint16_t port = 0;
   bool store_is_there = false;  // held by whoever starts the ranks
@@ -69,6 +70,7 @@ std::optional<Environment> environment() {
                  missing,
                  " is not set. `halfstep launch -n N -- PROGRAM` sets all of them, as torchrun does.");
   Environment found{.rank = number_in("RANK", kMostRanks),
+                    .local_rank = variable("LOCAL_RANK") != nullptr ? number_in("LOCAL_RANK", kMostRanks) : 0,
                     .size = number_in("WORLD_SIZE", kMostRanks),
                     .address = variable("MASTER_ADDR"),
                     .port = static_cast<uint16_t>(number_in("MASTER_PORT", 65535))};
@@ -95,10 +97,11 @@ StorePtr open_store(const Environment& where, std::chrono::milliseconds timeout)
 }  // namespace
 
 struct Ranks::State {
-  int rank = 0, size = 1;
+  int rank = 0, local_rank = 0, size = 1;
   std::chrono::milliseconds timeout{};
   StorePtr store{};
-  c10::intrusive_ptr<c10d::Backend> group{};
+  c10::intrusive_ptr<c10d::Backend> group{}, nccl{};
+  std::string attempt{};
   int64_t waits_for_first = 0, waits_for_all = 0;
   std::optional<RankError> failed{};
 
@@ -112,12 +115,18 @@ struct Ranks::State {
     }
   }
 
-  c10d::Backend& backend_for(const at::Tensor& tensor) const {
-    HALFSTEP_CHECK(tensor.is_cpu(), "Ranks: a tensor on ", tensor.device(),
-                   "; this build exchanges tensors on the CPU only.");
+  /// NCCL's, for tensors of CUDA; null where they go by way of the host.
+  c10d::Backend* backend_on_device(const at::Tensor& tensor) {
+    if (!tensor.is_cuda()) return nullptr;
+    if (!nccl)
+      nccl = distributed::make_nccl(c10::make_intrusive<c10d::PrefixStore>("halfstep/nccl/" + attempt, store),
+                                    rank, size, timeout);
+    return nccl.get();
+  }
+
+  static void check_contiguous(const at::Tensor& tensor) {
     HALFSTEP_CHECK(tensor.is_contiguous(), "Ranks: a tensor of shape ", tensor.sizes(),
                    " that is not contiguous. Give tensor.contiguous(), or the memory that it is a view of.");
-    return *group;
   }
 
   /// Not only for the exchange itself: a rank two places further on would learn of a failure late.
@@ -134,11 +143,6 @@ struct Ranks::State {
         fail(what, "another rank's exchange failed");
     }
     fail(what, "time is up");
-  }
-
-  template <typename Begin>
-  void exchange(const std::string& what, Begin begin) {
-    wait(what, guarded(what, begin));
   }
 
   /// Found out once: whatever else is under way fails for the same reason, and need not ask again.
@@ -209,6 +213,8 @@ Ranks Ranks::from_environment(const RanksOptions& options) {
   if (!found) return ranks;
   State& state = *ranks.state_;
   state.rank = found->rank;
+  state.local_rank = found->local_rank;
+  state.attempt = found->attempt;
   state.size = found->size;
   state.timeout = options.timeout;
   const std::string met_at = detail::concat(found->address, ":", found->port);
@@ -234,6 +240,7 @@ Ranks Ranks::from_environment(const RanksOptions& options) {
 }
 
 int Ranks::rank() const { return state_->rank; }
+int Ranks::local_rank() const { return state_->local_rank; }
 int Ranks::size() const { return state_->size; }
 RankShare Ranks::share(int64_t total, int of_rank) const {
   const int64_t first = total * of_rank / size();
@@ -243,24 +250,37 @@ RankShare Ranks::share(int64_t total, int of_rank) const {
 struct Ranks::Pending::State {
   std::shared_ptr<Ranks::State> ranks;
   std::string what;
-  std::vector<at::Tensor> tensors;
+  std::vector<at::Tensor> tensors;  // as they travel
   c10::intrusive_ptr<c10d::Work> work;
+  at::Tensor result{};     // on its device, where the last of `tensors` is a copy of it on the host
+  bool on_device = false;  // what comes later on its stream waits, and this process does not
 };
 
 void Ranks::Pending::wait() {
   if (!state_) return;
   const auto state = std::exchange(state_, nullptr);
-  state->ranks->wait(state->what, state->work);
+  if (state->on_device)
+    state->ranks->guarded(state->what, [&] { state->work->wait(); });
+  else
+    state->ranks->wait(state->what, state->work);
+  if (state->result.defined()) state->result.copy_(state->tensors.back());
 }
 
 template <typename Begin>
 Ranks::Pending Ranks::begun(std::vector<at::Tensor> tensors, std::string what, Begin begin) const {
+  for (const at::Tensor& tensor : tensors) State::check_contiguous(tensor);
   Pending pending;
-  c10d::Backend& backend = state_->backend_for(tensors.front());
   pending.state_ = std::make_shared<Pending::State>(
       Pending::State{.ranks = state_, .what = std::move(what), .tensors = std::move(tensors), .work = {}});
   auto& state = *pending.state_;
-  state_->guarded(state.what, [&] { state.work = begin(backend, state.tensors); });
+  c10d::Backend* const on_device = state_->backend_on_device(state.tensors.back());
+  state.on_device = on_device != nullptr;
+  if (!state.on_device && !state.tensors.back().is_cpu()) {
+    state.result = state.tensors.back();
+    for (at::Tensor& tensor : state.tensors) tensor = tensor.to(at::kCPU);
+  }
+  state_->guarded(state.what,
+                  [&] { state.work = begin(state.on_device ? *on_device : *state_->group, state.tensors); });
   return pending;
 }
 
@@ -289,43 +309,36 @@ void Ranks::largest(at::Tensor tensor) const {
                  tensor.scalar_type(),
                  "; it is for integers: of floating-point numbers LibTorch may lose a NaN.");
   if (state_->size == 1) return;
-  std::vector<at::Tensor> tensors{std::move(tensor)};
   c10d::AllreduceOptions options;
   options.reduceOp = c10d::ReduceOp::MAX;
-  c10d::Backend& backend = state_->backend_for(tensors[0]);
-  state_->exchange("an agreement", [&] { return backend.allreduce(tensors, options); });
+  begun({std::move(tensor)}, "an agreement", [&](c10d::Backend& backend, auto& tensors) {
+    return backend.allreduce(tensors, options);
+  }).wait();
 }
 
 void Ranks::broadcast(at::Tensor tensor, int from) const {
   HALFSTEP_CHECK(from >= 0 && from < state_->size, "Ranks: broadcast from rank ", from, " of ", state_->size,
                  ".");
   if (state_->size == 1) return;
-  std::vector<at::Tensor> tensors{std::move(tensor)};
   c10d::BroadcastOptions options;
   options.rootRank = from;
-  c10d::Backend& backend = state_->backend_for(tensors[0]);
-  state_->exchange("a broadcast", [&] { return backend.broadcast(tensors, options); });
+  begun({std::move(tensor)}, "a broadcast", [&](c10d::Backend& backend, auto& tensors) {
+    return backend.broadcast(tensors, options);
+  }).wait();
 }
 
 at::Tensor Ranks::gathered(const at::Tensor& tensor) const {
   std::vector<int64_t> shape{state_->size};
   shape.insert(shape.end(), tensor.sizes().begin(), tensor.sizes().end());
   at::Tensor all = at::empty(shape, tensor.options());
-  if (state_->size == 1) {
-    all[0].copy_(tensor);
-    return all;
-  }
-  c10d::Backend& backend = state_->backend_for(tensor);
-  std::vector<at::Tensor> input{tensor};
-  std::vector<std::vector<at::Tensor>> outputs(1);
-  for (int each = 0; each < state_->size; ++each) outputs[0].push_back(all[each]);
-  state_->exchange("a gathering", [&] { return backend.allgather(outputs, input); });
+  State::check_contiguous(tensor);
+  begin_gather(tensor.reshape({-1}), all.view({-1}), "a gathering").wait();
   return all;
 }
 
 void Ranks::barrier() const {
   if (state_->size == 1) return;
-  state_->exchange("a barrier", [&] { return state_->group->barrier(); });
+  state_->wait("a barrier", state_->guarded("a barrier", [&] { return state_->group->barrier(); }));
 }
 
 std::string Ranks::told(std::string text) const {

@@ -23,10 +23,10 @@ ShardLayout::Part ShardLayout::part_of(std::size_t i, int rank) const {
 }
 
 ShardLayout lay_out_shards(const std::vector<Param>& params, const std::vector<std::string>& block_of,
-                           int ranks, int64_t group_bytes) {
+                           const ShardLayoutOptions& options) {
   // Blocks of 8-bit moments are never cut, so that a part has the bits of the whole.
   constexpr int64_t kAlignment = kMomentBlockElements;
-  ShardLayout layout{.ranks = ranks, .groups = {}, .blocks = {}, .places = {}};
+  ShardLayout layout{.ranks = options.ranks, .groups = {}, .blocks = {}, .places = {}};
   layout.places.resize(params.size());
   std::vector<int64_t> elements;  // of each group
   std::map<std::string, std::size_t> blocks;
@@ -39,9 +39,10 @@ ShardLayout lay_out_shards(const std::vector<Param>& params, const std::vector<s
     const at::Tensor& working = params[i].working;
     const std::size_t block = block_called(block_of[i]);
     auto& groups = layout.blocks[block].groups;
+    const bool packs = options.packs_matrices && !block_of[i].empty() && working.dim() >= 2;
     const auto fits = [&](std::size_t group) {
-      return layout.groups[group].type == working.scalar_type() &&
-             (!block_of[i].empty() || (elements[group] + working.numel()) * 4 <= group_bytes);
+      return layout.groups[group].type == working.scalar_type() && layout.groups[group].packs == packs &&
+             (!block_of[i].empty() || (elements[group] + working.numel()) * 4 <= options.group_bytes);
     };
     const auto found = std::find_if(groups.rbegin(), groups.rend(), fits);
     const bool is_new = found == groups.rend();
@@ -49,7 +50,7 @@ ShardLayout lay_out_shards(const std::vector<Param>& params, const std::vector<s
     if (is_new) {
       groups.push_back(group);
       layout.groups.push_back(
-          {.params = {}, .type = working.scalar_type(), .part_elements = 0, .block = block});
+          {.params = {}, .type = working.scalar_type(), .part_elements = 0, .packs = packs, .block = block});
       elements.push_back(0);
     }
     layout.groups[group].params.push_back(i);
@@ -62,7 +63,8 @@ ShardLayout lay_out_shards(const std::vector<Param>& params, const std::vector<s
     if (block_of[i].empty()) add(i);
   block_called("");  // there in any case, and the last
   for (std::size_t group = 0; group < layout.groups.size(); ++group)
-    layout.groups[group].part_elements = rounded_up((elements[group] + ranks - 1) / ranks, kAlignment);
+    layout.groups[group].part_elements =
+        rounded_up((elements[group] + options.ranks - 1) / options.ranks, kAlignment);
   return layout;
 }
 

@@ -16,6 +16,7 @@ struct ShardLayout {
     std::vector<std::size_t> params;  ///< in the order of their memory
     c10::ScalarType type{};           ///< of the weights
     int64_t part_elements = 0;        ///< of each rank
+    bool packs = false;               ///< travels as codes of 8 bits where it may: see packed_weights.h
     std::size_t block = 0;
   };
   /// Groups that are used together. The last one is of the parameters of no block.
@@ -43,11 +44,17 @@ struct ShardLayout {
   Part part_of(std::size_t i, int rank) const;
 };
 
+struct ShardLayoutOptions {
+  int ranks = 1;
+  int64_t group_bytes = 25 << 20;
+  bool packs_matrices = false;  ///< of blocks
+};
+
 /// `block_of`: the name of each parameter's block, "" for none. A block is one group for each type that its
-/// parameters have; those of no block are cut into groups of about `group_bytes` in FP32. The last parameters
-/// come first, since backward is done with them first; those of no block last, since it may use them to the
-/// end.
+/// parameters have, and one of those that are packed; those of no block are cut into groups of about
+/// `group_bytes` in FP32. The last parameters come first, since backward is done with them first; those of no
+/// block last, since it may use them to the end.
 ShardLayout lay_out_shards(const std::vector<Param>& params, const std::vector<std::string>& block_of,
-                           int ranks, int64_t group_bytes);
+                           const ShardLayoutOptions& options);
 
 }  // namespace halfstep

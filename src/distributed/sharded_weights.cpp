@@ -3,6 +3,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/where.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/InferenceMode.h>
 #include <halfstep/error.h>
@@ -14,6 +16,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "distributed/packed_weights.h"
 #include "tensor/param_checks.h"
 
 namespace halfstep {
@@ -124,7 +127,7 @@ ShardedWeights::ShardedWeights(Ranks ranks, ShardLayout layout, const std::vecto
       }
       const int64_t run = layout_.groups[group].part_elements;
       const at::Tensor part = whole.narrow(0, run * ranks_.rank(), run);
-      groups_.push_back({.whole = whole, .part = comes_and_goes_ ? part.clone() : part, .pending = {}});
+      groups_.push_back({.whole = whole, .part = comes_and_goes_ ? part.clone() : part});
     }
   }
   for (std::size_t i = 0; i < params.size(); ++i) {
@@ -222,6 +225,9 @@ ShardedWeights::Use::Use(ShardedWeights& weights, Pass pass)
     : weights_(weights), goes_(pass == Pass::Backward || !at::GradMode::is_enabled()) {
   if (!weights.comes_and_goes_) return;
   guard_.emplace(kUseKey);
+  // What is there of a pass that is over may be rounded.
+  if (std::exchange(weights.may_pack_, !(pass == Pass::Forward && goes_)) != weights.may_pack_)
+    weights.let_all_go();
   weights.pass_ = pass;
   weights.used_last_ = kNone;
   const auto first = weights.next_.find({pass, kNone});
@@ -252,16 +258,30 @@ void ShardedWeights::begin(std::size_t block) {
     c10::StorageImpl& storage = *group.whole.storage().unsafeGetStorageImpl();
     storage.clear_data_ptr_access_error_msg_();
     storage.set_data_ptr_noswap(c10::GetAllocator(c10::kCPU)->allocate(storage.nbytes()));
-    group.pending = ranks_.begin_gather(group.part, group.whole,
-                                        detail::concat("the weights of ", layout_.blocks[block].name));
+    const std::string what = detail::concat("the weights of ", layout_.blocks[block].name);
+    group.was_packed = may_pack_ && layout_.groups[number].packs;
+    if (group.was_packed)
+      group.codes = at::empty({ranks_.size() * packed_bytes(group.part.numel())}, at::kByte);
+    group.pending = group.was_packed ? ranks_.begin_gather(packed(group.part), group.codes, what)
+                                     : ranks_.begin_gather(group.part, group.whole, what);
   }
 }
 
 void ShardedWeights::finish(std::size_t block) {
   if (blocks_[block] != Presence::Coming) return;
+  const c10::InferenceMode as_for_training(false);
+  const at::NoGradGuard no_grad;
+  const c10::impl::ExcludeDispatchKeyGuard not_a_use(kUseKey);
   blocks_[block] = Presence::There;
   for (const std::size_t number : layout_.blocks[block].groups) {
-    groups_[number].pending.wait();
+    Group& group = groups_[number];
+    group.pending.wait();
+    if (group.was_packed) {
+      const int64_t run = group.part.numel(), bytes = packed_bytes(run);
+      for (int rank = 0; rank < ranks_.size(); ++rank)
+        unpack(group.codes.narrow(0, bytes * rank, bytes), group.whole.narrow(0, run * rank, run));
+      group.codes = at::Tensor();
+    }
     for (const std::size_t i : layout_.groups[number].params) versions_[i] = model_[i]._version();
   }
 }
@@ -276,7 +296,15 @@ void ShardedWeights::keep_edits(std::size_t block) {
     if (std::ranges::none_of(params, [&](std::size_t i) { return model_[i]._version() != versions_[i]; }))
       continue;
     const Group& group = groups_[number];
-    group.part.copy_(group.whole.narrow(0, group.part.numel() * ranks_.rank(), group.part.numel()));
+    const at::Tensor here = group.whole.narrow(0, group.part.numel() * ranks_.rank(), group.part.numel());
+    if (group.was_packed) {
+      // Only what somebody wrote: the rest is rounded.
+      const at::Tensor came = at::empty_like(group.part);
+      unpack(packed(group.part), came);
+      group.part.copy_(at::where(here.eq(came), group.part, here));
+    } else {
+      group.part.copy_(here);
+    }
     for (const std::size_t i : params) versions_[i] = model_[i]._version();
   }
 }

@@ -20,7 +20,8 @@ namespace halfstep {
 /// With `comes_and_goes` the arrays have memory only while they are used. An operation of LibTorch's that is
 /// given a weight, or a view of one, inside a Use finds all of its block there: it is gathered from the ranks
 /// just before, and the next block of the order that was seen last time begins to come. What is used is left
-/// alone; other blocks go. Parameters of no block stay to the end of the pass.
+/// alone; other blocks go. Parameters of no block stay to the end of the pass. Groups that pack travel as
+/// codes in passes of a step, and in their own type where no backward follows.
 class ShardedWeights {
  public:
   /// Gives `params` their place in the arrays; their masters are cut. The parameters themselves stay the
@@ -65,7 +66,9 @@ class ShardedWeights {
   struct Group {
     at::Tensor whole;  // its memory may be gone
     at::Tensor part;
-    Ranks::Pending pending;
+    at::Tensor codes{};  // of all ranks, on their way
+    bool was_packed = false;
+    Ranks::Pending pending{};
   };
   enum class Presence { Gone, Coming, There };
 
@@ -91,6 +94,7 @@ class ShardedWeights {
   std::vector<int64_t> seen_updates_;  // of the parts
   static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
   Pass pass_ = Pass::Forward;
+  bool may_pack_ = false;                                     // in this pass
   std::size_t used_last_ = kNone;                             // a block
   std::map<std::pair<Pass, std::size_t>, std::size_t> next_;  // after a block, as seen last time
   std::int32_t order_ = 0;

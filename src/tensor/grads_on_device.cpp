@@ -61,7 +61,7 @@ const GradFindings& GradsOnDevice::read() const {
 
 GradSummary inspect_on_device(const std::vector<Param>& params, const at::Tensor& loss_scale,
                               GradDetail detail, std::vector<GradSummary> micro_batches,
-                              int64_t first_micro_batch) {
+                              int64_t first_micro_batch, const at::Tensor& bad_elsewhere) {
   const at::NoGradGuard no_grad;
   GradFindings known;
   std::vector<std::string> names;
@@ -90,6 +90,7 @@ GradSummary inspect_on_device(const std::vector<Param>& params, const at::Tensor
   for (const GradSummary& micro_batch : micro_batches)
     if (micro_batch.on_device()) each_finite.push_back(micro_batch.on_device()->finite);
   if (!each_finite.empty()) finite = finite.logical_and(at::stack(each_finite).all());
+  if (bad_elsewhere.defined()) finite = finite.logical_and(at::eq(bad_elsewhere, 0));
   at::Tensor found_inf = at::empty({}, norm.options());
   at::eq_out(found_inf, finite, 0);
   std::vector<at::Tensor> sent = {norms, norm, finite};

@@ -40,9 +40,10 @@ struct GradsOnDevice {
 
 /// One foreach operation over all gradients and a few on scalars; nothing waits. `loss_scale` is a scalar of
 /// the device, or undefined. `micro_batches`: of which the gradients are the sum, to name the bad one.
+/// `bad_elsewhere`: a scalar of the device that is not 0 where another rank has found a bad one.
 GradSummary inspect_on_device(const std::vector<Param>& params, const at::Tensor& loss_scale,
                               GradDetail detail, std::vector<GradSummary> micro_batches = {},
-                              int64_t first_micro_batch = 0);
+                              int64_t first_micro_batch = 0, const at::Tensor& bad_elsewhere = {});
 
 /// What LibTorch's fused optimizers divide gradients by: un-scale, clip and factor in one scalar of the
 /// device. Undefined where that is 1.

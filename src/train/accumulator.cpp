@@ -14,6 +14,7 @@
 #include "tensor/dense.h"
 #include "tensor/faults.h"
 #include "tensor/grads_on_device.h"
+#include "tensor/update_path.h"
 
 namespace halfstep::train {
 
@@ -43,6 +44,10 @@ void GradAccumulator::add_micro_batch(const std::vector<Param>& params, double l
   } else {
     note_bad(micro_batch);
   }
+  end_micro_batch(params);
+}
+
+void GradAccumulator::end_micro_batch(const std::vector<Param>& params) {
   for (const Param& param : params) param.working.mutable_grad().reset();
   ++micro_batches_;
   if (!reducer_) return;
@@ -57,9 +62,13 @@ void GradAccumulator::add_last_of(const std::vector<Param>& params, std::size_t 
   // Its sum has left already: what this region adds stays where it is until backward is through.
   if (!param.working.grad().defined() || reducer_->is_sent(i)) return;
   const at::NoGradGuard no_grad;
-  const GradSummary found = halfstep::inspect_grads({param}, loss_scale);
-  if (!found.finite()) note_bad(found);
-  add(params, {i});
+  if (kernels_serve(param.working)) {
+    const GradSummary found = halfstep::inspect_grads({param}, loss_scale);
+    if (!found.finite()) note_bad(found);
+    add(params, {i});
+  } else {
+    add_on_device(params, {i});  // what is not finite is seen in the sum
+  }
   param.working.mutable_grad().reset();
   reducer_->ready(i, /*begun=*/true);
 }
@@ -79,13 +88,26 @@ std::vector<char> GradAccumulator::begun() const {
 void GradAccumulator::add_micro_batch_on_device(const std::vector<Param>& params,
                                                 const at::Tensor& loss_scale) {
   const at::NoGradGuard no_grad;
-  const MemoryClassScope memory(MemoryClass::Gradient);
   on_device_.push_back(inspect_on_device(params, loss_scale, GradDetail::Total));
+  std::vector<std::size_t> having;
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    const at::Tensor& grad = params[i].working.grad();
+    if (!grad.defined()) continue;
+    if (reducer_ && reducer_->is_sent(i))
+      reducer_->add_late(i, grad);
+    else
+      having.push_back(i);
+  }
+  add_on_device(params, having);
+  end_micro_batch(params);
+}
+
+void GradAccumulator::add_on_device(const std::vector<Param>& params, const std::vector<std::size_t>& which) {
+  const MemoryClassScope memory(MemoryClass::Gradient);
   sums_.resize(params.size());
   std::vector<at::Tensor> begun, to_add, begins, first;
-  for (std::size_t i = 0; i < params.size(); ++i) {
+  for (const std::size_t i : which) {
     const at::Tensor& working = params[i].working;
-    if (!working.grad().defined()) continue;
     make_sum(i, params[i]);
     (sums_[i].begun ? begun : begins).push_back(sums_[i].values);
     (sums_[i].begun ? to_add : first).push_back(working.grad());
@@ -99,13 +121,13 @@ void GradAccumulator::add_micro_batch_on_device(const std::vector<Param>& params
     at::_foreach_copy_(in_fp32, to_add);
     at::_foreach_add_(begun, in_fp32);
   }
-  for (const Param& param : params) param.working.mutable_grad().reset();
-  ++micro_batches_;
+  if (reducer_)
+    for (const std::size_t i : which) sums_[i].values = at::Tensor();  // the reducer's, who may let it go
 }
 
 GradSummary GradAccumulator::summary_on_device(const std::vector<Param>& params, const at::Tensor& loss_scale,
                                                GradDetail detail) const {
-  return inspect_on_device(params, loss_scale, detail, on_device_, first_on_device_);
+  return inspect_on_device(params, loss_scale, detail, on_device_, first_on_device_, bad_on_any_rank_);
 }
 
 void GradAccumulator::read_micro_batches() {
@@ -209,12 +231,22 @@ void GradAccumulator::sum_over_ranks(const std::vector<Param>& params, std::vect
   for (std::size_t i = 0; i < params.size(); ++i)
     if (params[i].name == bad_parameter_) found.param = i;
   if (largest != nullptr) found.largest = *largest;
+  if (!params.empty() && !kernels_serve(params.front().working))
+    agree_on_device(params.front().working.device());
   const GradAgreement agreed = reducer_->finish(found);
   for (std::size_t i = 0; i < sums_.size(); ++i) sums_[i].begun = agreed.any_grad[i] != 0;
   if (largest != nullptr) *largest = agreed.largest;
   bad_micro_batch_ = agreed.finite ? -1 : agreed.micro_batch;
   bad_parameter_ = agreed.finite ? "" : params[agreed.param].name;
   bad_rank_ = reducer_->ranks().size() > 1 ? agreed.rank : -1;
+}
+
+/// Micro-batches that were not finite, of all ranks: a sum may hide one whose norm alone was too large.
+void GradAccumulator::agree_on_device(at::Device device) {
+  bad_on_any_rank_ = at::zeros({}, at::TensorOptions(device).dtype(at::kFloat));
+  for (const GradSummary& each : on_device_)
+    if (each.on_device()) bad_on_any_rank_.add_(each.on_device()->found_inf);
+  reducer_->ranks().sum(bad_on_any_rank_);
 }
 
 GradSummary GradAccumulator::summary(const std::vector<Param>& updated, double loss_scale,
@@ -264,6 +296,7 @@ void GradAccumulator::begin_step() {
   bad_micro_batch_ = -1;
   bad_parameter_.clear();
   on_device_.clear();
+  bad_on_any_rank_ = at::Tensor();
   first_on_device_ = 0;
   closed_ = false;
 }

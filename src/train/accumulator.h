@@ -18,7 +18,7 @@ class GradAccumulator {
   explicit GradAccumulator(Accumulation kind, std::shared_ptr<GradReducer> reducer = nullptr)
       : kind_(kind), reducer_(std::move(reducer)) {}
 
-  /// Before each backward on the CPU.
+  /// Before each backward; on an accelerator with ranks only.
   void begin_backward(const std::vector<Param>& params);
   /// Checks the gradients that backward left, adds them to the sums and drops them. Those of a micro-batch
   /// that is not finite are dropped without being added.
@@ -68,6 +68,9 @@ class GradAccumulator {
   };
 
   void add(const std::vector<Param>& params, const std::vector<std::size_t>& which);
+  void add_on_device(const std::vector<Param>& params, const std::vector<std::size_t>& which);
+  void end_micro_batch(const std::vector<Param>& params);
+  void agree_on_device(at::Device device);
   void sum_over_ranks(const std::vector<Param>& params, std::vector<int32_t>* largest);
   void note_bad(const GradSummary& micro_batch);
   void make_sum(std::size_t i, const Param& param);
@@ -83,6 +86,7 @@ class GradAccumulator {
   int bad_rank_ = -1;
   std::vector<GradSummary> on_device_;  // of each micro-batch of this step that was not read
   int64_t first_on_device_ = 0;         // which one the first of them is
+  at::Tensor bad_on_any_rank_;          // on the accelerator, with ranks: not 0 where the step is skipped
   bool closed_ = false;
 };
 

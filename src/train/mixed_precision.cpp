@@ -170,9 +170,10 @@ int64_t fingerprint(const std::string& name, const at::Tensor& tensor) {
 void check_same_on_all_ranks(const MixedPrecisionOptions& options, const Precision& precision,
                              const train::Contents& contents) {
   const Ranks& ranks = options.ranks;
-  std::string choices = detail::concat(precision.name(), "|", static_cast<int>(options.accumulation), "|",
-                                       options.reduction.type, "|", options.reduction.canonical_batches, "|",
-                                       static_cast<int>(options.sharding));
+  std::string choices =
+      detail::concat(precision.name(), "|", static_cast<int>(options.accumulation), "|",
+                     options.reduction.type, "|", options.reduction.canonical_batches, "|",
+                     static_cast<int>(options.sharding), "|", static_cast<int>(options.gather));
   for (const std::string& block : options.blocks) choices += "|" + block;
   std::vector<int64_t> prints{fingerprint(choices, {})};
   for (const auto& [name, parameter] : contents.parameters) prints.push_back(fingerprint(name, parameter));
@@ -368,6 +369,10 @@ struct MixedPrecision::Impl {
       ScaleOnDevice::check(scaler.options);
       on_device.emplace();
     }
+    HALFSTEP_CHECK(
+        options.sharding == Sharding::Weights || (options.blocks.empty() && options.gather == Gather::Own),
+        "MixedPrecision: options.blocks and Gather::Fp8 are for Sharding::Weights, where weights are "
+        "gathered block by block.");
     if (options.ranks.size() == 1) options.sharding = Sharding::None;
     if (options.ranks.size() > 1 || options.reduction.canonical_batches > 0) join_ranks(contents);
     const std::vector<PlannedWeight> weights = planned_weights(contents);
@@ -400,8 +405,12 @@ struct MixedPrecision::Impl {
 
   /// Before the model is touched: all ranks have the same model, and rank 0's values.
   void join_ranks(const train::Contents& contents) {
-    HALFSTEP_CHECK(!on_device, "MixedPrecision: ranks of models on ",
-                   contents.parameters.front().second.device(), "; in this build they are on the CPU.");
+    HALFSTEP_CHECK(
+        !on_device || (options.sharding == Sharding::None && !precision.recipe),
+        "MixedPrecision: ranks of a model on ", contents.parameters.front().second.device(), " with ",
+        precision.recipe ? "a recipe" : "parts of it on each rank",
+        "; that is on the CPU so far. On an accelerator each rank has all of the model, in FP32, BF16 or "
+        "FP16.");
     HALFSTEP_CHECK(options.accumulation != Accumulation::Bf16Kahan,
                    "MixedPrecision: sums of several ranks are FP32: Accumulation::Fp32, not Bf16Kahan.");
     GradReducer::check(options.ranks, {.type = options.reduction.type,
@@ -422,7 +431,10 @@ struct MixedPrecision::Impl {
       check_every_block_matches(options.blocks, block_of);
     }
     auto layout =
-        std::make_shared<ShardLayout>(lay_out_shards(params, block_of, options.ranks.size(), kBucketBytes));
+        std::make_shared<ShardLayout>(lay_out_shards(params, block_of,
+                                                     {.ranks = options.ranks.size(),
+                                                      .group_bytes = kBucketBytes,
+                                                      .packs_matrices = options.gather == Gather::Fp8}));
     shards = std::make_unique<ShardedWeights>(options.ranks, *layout, params,
                                               options.sharding == Sharding::Weights);
     for (Param& param : params) param.master = at::Tensor();  // the parts have theirs
@@ -444,8 +456,9 @@ struct MixedPrecision::Impl {
     const train::NamedBuffers& present = buffers->buffers();
     for (std::size_t i = 0; i < present.size(); ++i) {
       // By its values: a batch norm's own operation writes without a trace in the version.
+      // On an accelerator that would wait for it: there all that a step may change are rank 0's.
       const at::Tensor before = buffers->at_start_of_step(i);
-      numbers.push_back(before.defined() && !before.equal(present[i].second));
+      numbers.push_back(before.defined() && (on_device || !before.equal(present[i].second)));
     }
     // In which order blocks came to each rank, as the largest and, below zero, the smallest.
     const std::size_t order_at = numbers.size();

@@ -46,7 +46,8 @@ RunHeader header_of(const ResolvedConfig& resolved, const std::string& unit) {
 }
 
 std::optional<Checkpoint> checkpoint_to_resume(const CheckpointFolder& checkpoints, const std::string& resume,
-                                               const fs::path& folder, std::optional<int64_t> from_step) {
+                                               const fs::path& folder, std::optional<int64_t> from_step,
+                                               const std::map<std::string, StateDict>& live) {
   if (resume == "never") {
     HALFSTEP_CHECK(checkpoints.steps().empty() && !fs::exists(folder / "log.jsonl"), folder.string(),
                    ": already holds a run, and checkpoint.resume is never. Choose another folder, or let it "
@@ -60,9 +61,9 @@ std::optional<Checkpoint> checkpoint_to_resume(const CheckpointFolder& checkpoin
     HALFSTEP_CHECK(std::binary_search(steps.begin(), steps.end(), *from_step), folder.string(),
                    ": has no checkpoint of step ", *from_step,
                    ". 'halfstep checkpoint ls' shows those that there are.");
-    return checkpoints.load(*from_step);
+    return checkpoints.load(*from_step, live);
   }
-  auto latest = checkpoints.load_latest();
+  auto latest = checkpoints.load_latest(live);
   HALFSTEP_CHECK(latest || resume != "must", folder.string(),
                  ": has no checkpoint, and checkpoint.resume is must. Check run.folder.");
   return latest;
@@ -151,10 +152,9 @@ RunFolder::RunFolder(const ResolvedConfig& resolved, const fs::path& folder, std
             .keep_last = asked.keep_last, .keep_every = asked.keep_every, .keep_best = asked.keep_best},
         shards_.ranks);
   if (!only_reads)
-    checkpoint_ = checkpoint_to_resume(*checkpoints_, asked.resume, folder, from_step);
+    checkpoint_ = checkpoint_to_resume(*checkpoints_, asked.resume, folder, from_step, shards_.live());
   else if (from_step)
     checkpoint_ = loaded(*from_step);
-  if (!only_reads && checkpoint_ && shards_.are_there()) checkpoint_ = loaded(checkpoint_->step);
   if (!checkpoint_) return;
   step_ = saved_step_ = checkpoint_->step;
   notes_.push_back(detail::concat("resumed after step ", step_));
@@ -447,8 +447,7 @@ void RunFolder::save_last(const Checkpoint& checkpoint) {
 }
 
 Checkpoint RunFolder::loaded(int64_t step) const {
-  return load_checkpoint(folder_ / "checkpoints", step,
-                         shards_.are_there() ? shards_.live_parts() : std::map<std::string, StateDict>());
+  return load_checkpoint(folder_ / "checkpoints", step, shards_.live());
 }
 
 std::vector<CheckpointSummary> RunFolder::whole_checkpoints() const {

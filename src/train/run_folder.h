@@ -46,6 +46,10 @@ struct RunShards {
   std::function<std::map<std::string, StateDict>()> live_parts{};
 
   bool are_there() const { return ranks.size > 1; }
+  /// Of this rank, to load what is its own; nothing where one process has all.
+  std::map<std::string, StateDict> live() const {
+    return live_parts ? live_parts() : std::map<std::string, StateDict>();
+  }
 };
 
 /// What the disk refuses while a run goes on ends nothing: it is told, and tried again.

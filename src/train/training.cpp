@@ -78,7 +78,8 @@ MixedPrecision make_precision(const RunConfig& config, torch::nn::Module& model,
            .reduction = {.type = reduction == "bf16"   ? at::kBFloat16
                                  : reduction == "fp16" ? at::kHalf
                                                        : at::kFloat},
-           .sharding = sharding_of(config)}};
+           .sharding = sharding_of(config),
+           .gather = config.run.gather == "fp8" ? Gather::Fp8 : Gather::Own}};
 }
 
 /// Each rank draws numbers of its own, and those of a step are the same whoever stopped and resumed before.
@@ -124,12 +125,14 @@ std::optional<MemoryRecord> memory_of_step(at::Device device) {
   return record;
 }
 
-/// The task with its model on the device of the configuration.
-std::unique_ptr<Task> placed(const RunConfig& config, std::unique_ptr<Task> task) {
+/// The task with its model on the device of the configuration; of several ranks of a host each has its own.
+std::unique_ptr<Task> placed(const RunConfig& config, std::unique_ptr<Task> task, const Ranks& ranks) {
   const std::string& name = config.run.device;
   std::optional<at::Device> device;
   try {
     device.emplace(name);
+    if (ranks.size() > 1 && !device->is_cpu() && !device->has_index())
+      device.emplace(device->type(), static_cast<c10::DeviceIndex>(ranks.local_rank()));
     (void)at::empty({1}, at::TensorOptions(*device));
   } catch (const std::exception& error) {
     const std::string_view why = error.what();
@@ -147,7 +150,7 @@ at::Device device_of(const MixedPrecision& precision) { return precision.params(
 
 Training::Training(const RunConfig& config, std::unique_ptr<Task> task, const Ranks& ranks)
     : config_(config),
-      task_(placed(config, std::move(task))),
+      task_(placed(config, std::move(task), ranks)),
       precision_(make_precision(config, task_->model(), ranks)),
       optimizer_(precision_.params(), config),
       on_accelerator_(!kernels_serve(precision_.params().front().working)) {

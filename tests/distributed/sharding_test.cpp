@@ -5,7 +5,9 @@
 #include <halfstep/memory.h>
 #include <torch/torch.h>
 
+#include <cmath>
 #include <filesystem>
+#include <sstream>
 
 #include "distributed/rank_processes.h"
 #include "distributed/small_run.h"
@@ -60,12 +62,13 @@ std::string forward_hash(Step& step, testing::Transformer& model) {
   return hash_of({&found});
 }
 
-// arguments: precision, steps, sharding, folder, moments
+// arguments: precision, steps, sharding, folder, moments, what travels
 HALFSTEP_RANK_CASE(canonical_in_parts) {
   testing::Transformer model = made(/*seed=*/ranks.rank() + 1);  // rank 0's weights count
   auto options = options_for(ranks);
   options.reduction.canonical_batches = kBatches;
   options.sharding = sharding_called(arguments[2]);
+  options.gather = arguments[5] == "fp8" ? Gather::Fp8 : Gather::Own;
   const auto moments = arguments[4] == "8bit" ? MomentStorage::Blockwise8 : MomentStorage::Fp32;
   Step step(precision_called(arguments[0]), model,
             AdamWOptions{.lr = 3e-3, .weight_decay = 0.1, .moments = moments},
@@ -92,10 +95,10 @@ class CanonicalInParts : public ::testing::TestWithParam<const char*> {};
 TEST_P(CanonicalInParts, HaveTheBitsOfOneProcess) {
   const std::string precision = GetParam();
   const std::string steps = full_steps() ? full_steps() : "8";
-  const auto texts = [&](int size, const char* sharding, const char* moments) {
+  const auto texts = [&](int size, const char* sharding, const char* moments, const char* gather = "own") {
     const testing::ScratchFolder folder;
     return texts_of_ranks(size, "canonical_in_parts",
-                          {precision, steps, sharding, folder.path().string(), moments});
+                          {precision, steps, sharding, folder.path().string(), moments, gather});
   };
   const std::string expected = texts(1, "none", "fp32")[0];
   EXPECT_EQ(expected.find("skipped 0") == std::string::npos, precision == "fp16") << expected;
@@ -107,6 +110,100 @@ TEST_P(CanonicalInParts, HaveTheBitsOfOneProcess) {
   const std::string eight_bit = texts(1, "none", "8bit")[0];
   EXPECT_NE(eight_bit, expected);
   for (const std::string& text : texts(3, "weights", "8bit")) EXPECT_EQ(text, eight_bit);
+  const std::string in_fp8 = texts(2, "weights", "fp32", "fp8")[0];
+  EXPECT_NE(in_fp8, expected);
+  for (const std::string& text : texts(3, "weights", "fp32", "fp8")) EXPECT_EQ(text, in_fp8);
+}
+
+/// E4M3 with the smallest power of two per 32 elements for which nothing saturates, by arithmetic in FP64.
+at::Tensor rounded_for_travel(const at::Tensor& weight) {
+  const at::Tensor rounded = weight.detach().contiguous().clone();
+  for (float *block = rounded.data_ptr<float>(), *end = block + rounded.numel(); block < end; block += 32) {
+    double amax = 0;
+    for (int i = 0; i < 32; ++i) amax = std::max(amax, std::abs(double{block[i]}));
+    const double scale = std::exp2(std::ceil(std::log2(amax / 448)));
+    for (int i = 0; i < 32; ++i) {
+      const double value = block[i] / scale;
+      // Steps of 2^-3 in a binade, and of 2^-9 below 2^-6.
+      const double step = std::exp2(std::max(std::floor(std::log2(std::abs(value))), -6.0) - 3);
+      block[i] = static_cast<float>(value == 0 ? 0 : std::nearbyint(value / step) * step * scale);
+    }
+  }
+  return rounded;
+}
+
+// arguments: "" for the ranks' own way, "rounded" or "plain" for one process with such weights
+HALFSTEP_RANK_CASE(gathered_in_fp8) {
+  testing::Transformer model = made(/*seed=*/7);
+  if (arguments[0] == "rounded") {
+    const torch::NoGradGuard no_grad;
+    for (const auto& item : model.blocks->named_parameters())
+      if (item.value().dim() >= 2) item.value().copy_(rounded_for_travel(item.value()));
+  }
+  auto options = options_for(ranks);
+  options.sharding = Sharding::Weights;
+  options.gather = Gather::Fp8;
+  MixedPrecision mp(Precision::fp32(), model, options);
+  SGD optimizer(mp.params(), {.lr = 0.5});
+  const auto [ids, targets] = batch(1, 1);
+  const auto loss_of = [&, ids = ids, targets = targets] {
+    return mp.forward([&] { return model.loss(ids, targets); });
+  };
+  const at::Tensor loss = loss_of();
+  mp.backward(loss);
+  std::ostringstream text;
+  text << std::hexfloat << loss.item<double>() << " ";
+  {
+    const torch::NoGradGuard no_grad;
+    text << loss_of().item<double>() << " ";
+  }
+  const GradSummary grads = mp.inspect_grads();
+  text << grads.norm() << " ";
+  (void)optimizer.step(grads.unclipped());
+  mp.advance(grads);
+  optimizer.zero_grad();
+  const auto weight = model.blocks[1]->as<testing::TransformerBlock>()->up->weight;
+  const auto sum_and_first = [&] {
+    const torch::NoGradGuard no_grad;
+    return mp.forward([&] {
+      return std::pair(weight.to(at::kDouble).sum().item<double>(), weight.flatten()[0].item<double>());
+    });
+  };
+  const auto [sum, first] = sum_and_first();
+  // A write inside a forward that trains changes that element, and rounds no other.
+  mp.backward(mp.forward([&] {
+    const torch::NoGradGuard no_grad;
+    weight.select(0, 0).select(0, 0).fill_(3.0f);
+    const at::AutoGradMode grad(true);
+    return weight.sum() * 0;
+  }));
+  const GradSummary zeros = mp.inspect_grads();
+  (void)optimizer.step(zeros.unclipped());
+  mp.advance(zeros);
+  const auto [sum_after, first_after] = sum_and_first();
+  const bool kept = first_after == 3 && std::abs(sum_after - (sum - first + 3)) < 1e-9;
+  return text.str() + (kept ? "kept" : detail::concat("sum ", sum, " became ", sum_after));
+}
+
+TEST(InParts, WeightsMayTravelInFp8) {
+  const auto words = [](const std::string& text) {
+    std::istringstream in(text);
+    std::vector<std::string> found;
+    for (std::string word; in >> word;) found.push_back(word);
+    return found;
+  };
+  const auto rounded = words(texts_of_ranks(1, "gathered_in_fp8", {"rounded"})[0]);
+  const auto plain = words(texts_of_ranks(1, "gathered_in_fp8", {"plain"})[0]);
+  EXPECT_NE(rounded[0], plain[0]);
+  const auto two = texts_of_ranks(2, "gathered_in_fp8", {""});
+  for (const std::string& text : two) {
+    const auto found = words(text);
+    EXPECT_EQ(found[0], rounded[0]) << "a step's forward uses rounded weights";
+    EXPECT_EQ(found[1], plain[1]) << "a forward without gradients uses the weights themselves";
+    // Both ranks have the same batch: their mean is exact, and the norm is added in another order.
+    EXPECT_NEAR(std::strtod(found[2].c_str(), nullptr), std::strtod(rounded[2].c_str(), nullptr), 1e-6);
+    EXPECT_EQ(found[3], "kept") << text;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Of, CanonicalInParts,
