@@ -33,14 +33,17 @@ if(EXISTS "${torch_root}/lib/libtorch_cuda.so")
     ${torch_root}/lib/libtorch.so -Wl,--pop-state ${torch_root}/lib/libtorch_cpu.so ${torch_root}/lib/libc10.so)
   # What these need lies in other wheels, and they know where; a linker does not ask them.
   target_link_options(torch INTERFACE -Wl,--allow-shlib-undefined)
-  # For ranks on CUDA devices, LibTorch's header of NCCL asks for NCCL's, which lies in a wheel, and for CUDA's.
+  # For ranks on CUDA devices, LibTorch's header of NCCL asks for NCCL's and CUDA's. Wheels have them, but for some that
+  # come with CUDA's compiler.
   cmake_path(GET torch_root PARENT_PATH torch_wheels)
   find_path(torch_nccl_include nccl.h HINTS ${torch_wheels}/nvidia/nccl/include)
-  find_path(torch_cuda_include cuda_runtime_api.h HINTS ENV CUDA_HOME PATHS /usr/local/cuda PATH_SUFFIXES include)
-  if(NOT torch_nccl_include OR NOT torch_cuda_include)
-    message(WARNING "LibTorch has CUDA, and nccl.h or cuda_runtime_api.h was not found: ranks exchange tensors of CUDA "
-      "devices by way of the host. Set CUDA_HOME, or -Dtorch_nccl_include=<folder>.")
-    unset(torch_nccl_include CACHE)
+  find_path(torch_cuda_include crt/host_config.h HINTS ENV CUDA_HOME PATHS /usr/local/cuda PATH_SUFFIXES include)
+  find_path(torch_cusparse_include cusparse.h HINTS ${torch_wheels}/nvidia/cu13/include ${torch_cuda_include})
+  if(torch_nccl_include AND torch_cuda_include AND torch_cusparse_include)
+    set(torch_nccl_includes ${torch_nccl_include} ${torch_cuda_include} ${torch_cusparse_include})
+  else()
+    message(WARNING "LibTorch has CUDA, and nccl.h, cusparse.h or crt/host_config.h was not found: ranks exchange tensors "
+      "of CUDA devices by way of the host. Set CUDA_HOME, or -Dtorch_nccl_include=<folder>.")
   endif()
 endif()
 
