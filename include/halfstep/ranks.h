@@ -9,8 +9,10 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace halfstep {
@@ -108,18 +110,45 @@ class HALFSTEP_API Ranks {
   std::shared_ptr<State> state_;
 };
 
+/// A rank that is gone, and why.
+struct LostRank {
+  int rank = 0;
+  std::string why;
+};
+
 /// The meeting place of the ranks of one run, where they find one another: held by the process that starts
-/// them (`halfstep launch`), so that it outlives each of them.
+/// them (`halfstep launch`), so that it outlives each of them. On several hosts the process on the first one
+/// holds it and those on the others find it. Ranks that are started again are another attempt: what is said
+/// of one attempt is not heard in the next.
+///
+/// A RankError where the process that holds it is gone.
 class HALFSTEP_API MeetingPlace {
  public:
-  /// Listens on `address`, at a port that is free.
-  explicit MeetingPlace(const std::string& address = "127.0.0.1");
+  /// Listens on `address`. Port 0: one that is free.
+  explicit MeetingPlace(const std::string& address = "127.0.0.1", uint16_t port = 0);
+  /// One that another process holds; nothing while none does.
+  static std::optional<MeetingPlace> find(const std::string& address, uint16_t port);
   uint16_t port() const;
-  /// Tells the others why a rank is gone: they would only see that it is.
-  void announce_lost(int rank, const std::string& why);
+
+  /// Tells the others why a rank is gone: they would only see that it is. The first announcement of an
+  /// attempt stays, and is returned.
+  LostRank announce_lost(int rank, const std::string& why, int attempt = 0);
+  std::optional<LostRank> lost(int attempt = 0) const;
+  /// Ranks that others have waited for in vain, where nobody announced why.
+  std::vector<int> unanswering(int attempt = 0) const;
+
+  /// For what processes that start ranks agree on. The first text of a name stays, and is returned.
+  std::string leave_note(const std::string& name, const std::string& text);
+  std::optional<std::string> note(const std::string& name) const;
+
+  /// Whether `address` is one of this host's.
+  static bool is_own(const std::string& address);
+  /// Whether nobody but this host reaches it.
+  static bool is_loopback(const std::string& address);
 
  private:
   struct State;
+  explicit MeetingPlace(std::shared_ptr<State> state) : state_(std::move(state)) {}
   std::shared_ptr<State> state_;
 };
 

@@ -1,8 +1,7 @@
-// `halfstep launch`: one program as several ranks on this machine.
+// `halfstep launch`: one program as several ranks, on this machine or on several.
 #include <fcntl.h>
 #include <halfstep/error.h>
 #include <halfstep/printable.h>
-#include <halfstep/ranks.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -20,6 +19,7 @@
 #include <thread>
 
 #include "cli/commands.h"
+#include "cli/launch_hosts.h"
 
 extern char** environ;
 
@@ -30,14 +30,12 @@ using Clock = std::chrono::steady_clock;
 namespace fs = std::filesystem;
 
 struct LaunchRequest {
-  int ranks = 0;
+  int ranks = 0;  // of this host
   int restarts = 0;
-  std::string listen = "127.0.0.1", logs;
+  std::string logs;
+  HostsRequest hosts;
   std::vector<std::string> command;
 };
-
-/// Ranks that are left after one has failed end by themselves, naming it; those that do not are ended.
-constexpr std::chrono::seconds kGrace{10};
 
 /// How a process ended.
 struct Ending {
@@ -50,7 +48,7 @@ struct Ending {
   /// Ends that all ranks come to together, each in its own time: rank 0 may still be saving.
   bool orderly(bool asked_to_stop) const {
     if (signal != 0) return asked_to_stop && signal != SIGKILL;
-    return code == kDone || code == kDiverged || code == kOutOfTime || (asked_to_stop && code > kSignalled);
+    return code == kDone || code == kDiverged || code == kOutOfTime || (asked_to_stop && code >= kSignalled);
   }
   std::string text() const {
     if (signal != 0) return detail::concat("killed by signal ", signal, " (SIG", sigabbrev_np(signal), ")");
@@ -92,54 +90,91 @@ class Signals {
   int fd_ = -1;
 };
 
-/// All ranks of one attempt.
+/// The rank because of which an attempt ended.
+struct Failure {
+  LostRank lost;
+  int exit_code;
+};
+
+/// All ranks of one attempt, of which this host's are started.
 class Attempt {
  public:
-  Attempt(const LaunchRequest& request, const fs::path& logs, int number, Signals& signals)
-      : request_(request), signals_(signals), meeting_(request.listen) {
-    for (int rank = 0; rank < request.ranks; ++rank) start(rank, logs, number);
+  Attempt(const LaunchRequest& request, Hosts& hosts, const fs::path& logs, int number, Signals& signals)
+      : request_(request), signals_(signals), hosts_(hosts) {
+    for (int local = 0; local < request.ranks; ++local) start(local, logs, number);
   }
 
   /// Waits for all; the first failure, if there is one.
-  std::optional<std::pair<int, Ending>> run() {
-    while (!running_.empty()) {
+  std::optional<Failure> run() {
+    do {
       for (const int signal : signals_.wait(std::chrono::milliseconds(200))) {
         if (signal == SIGCHLD) continue;
-        asked_to_stop_ = true;
-        for (const auto& [pid, rank] : running_) kill(pid, signal);
+        hosts_.announce_stop(signal);
+        pass_on(signal);
       }
       int status = 0;
       for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;) ended(pid, Ending(status));
+      learn_of_stop();
+      learn_of_failure();
       if (kill_at_ && Clock::now() > *kill_at_)
         for (const auto& [pid, rank] : running_) kill(pid, SIGKILL);
-    }
+    } while (!running_.empty() || (!failure_ && !hosts_.all_ended()));
     return failure_;
   }
 
-  bool asked_to_stop() const { return asked_to_stop_; }
-  /// Of rank 0, where nothing failed.
+  bool asked_to_stop() const { return asked_to_stop_ != 0; }
+  /// Of this host's first rank, where nothing failed.
   int exit_code() const { return exit_code_; }
 
  private:
+  void pass_on(int signal) {
+    asked_to_stop_ = signal;
+    for (const auto& [pid, rank] : running_) kill(pid, signal);
+  }
+
+  void learn_of_stop() {
+    if (hosts_.count() == 1 || asked_to_stop()) return;
+    if (const auto signal = hosts_.stop_signal()) pass_on(*signal);
+  }
+
+  void learn_of_failure() {
+    if (hosts_.count() == 1 || failure_) return;
+    if (const auto lost = hosts_.lost()) failed(*lost, kRankLost);
+  }
+
   void ended(pid_t pid, const Ending& ending) {
     const auto found = running_.find(pid);
     if (found == running_.end()) return;
     const int rank = found->second;
     running_.erase(found);
-    if (rank == 0) exit_code_ = ending.exit_code();
-    if (ending.orderly(asked_to_stop_) || failure_) return;
-    failure_.emplace(rank, ending);
-    meeting_.announce_lost(rank, ending.text());
+    learn_of_stop();  // ranks may have heard of it from one another, and ended
+    if (rank == hosts_.first_rank()) exit_code_ = ending.exit_code();
+    if (exit_code_ == kSignalled) exit_code_ += asked_to_stop_;  // it had no signal of its own
+    if (ending.orderly(asked_to_stop()) || failure_) return;
+    LostRank lost{.rank = rank, .why = ending.text()};
+    // One that ends because of another is not the one to name, if that was on a host whose launcher is gone
+    // too.
+    if (hosts_.count() > 1 && ending.code == kRankLost)
+      if (const auto others = hosts_.unanswering(); !others.empty())
+        lost = {.rank = others.front(), .why = "gone, or does not answer"};
+    const LostRank first = hosts_.announce_lost(lost.rank, lost.why);
+    failed(first, first.rank == rank ? ending.exit_code() : kRankLost);
+  }
+
+  void failed(LostRank lost, int exit_code) {
+    failure_.emplace(std::move(lost), exit_code);
     kill_at_ = Clock::now() + kGrace;
   }
 
-  void start(int rank, const fs::path& logs, int number) {
+  void start(int local, const fs::path& logs, int number) {
+    const int rank = hosts_.first_rank() + local;
     std::map<std::string, std::string> variables{{"RANK", std::to_string(rank)},
-                                                 {"LOCAL_RANK", std::to_string(rank)},
-                                                 {"WORLD_SIZE", std::to_string(request_.ranks)},
+                                                 {"LOCAL_RANK", std::to_string(local)},
+                                                 {"WORLD_SIZE", std::to_string(hosts_.rank_count())},
                                                  {"LOCAL_WORLD_SIZE", std::to_string(request_.ranks)},
-                                                 {"MASTER_ADDR", request_.listen},
-                                                 {"MASTER_PORT", std::to_string(meeting_.port())},
+                                                 {"GROUP_RANK", std::to_string(hosts_.number())},
+                                                 {"MASTER_ADDR", hosts_.meeting_address()},
+                                                 {"MASTER_PORT", std::to_string(hosts_.meeting_port())},
                                                  {"TORCHELASTIC_USE_AGENT_STORE", "True"},
                                                  {"TORCHELASTIC_RESTART_COUNT", std::to_string(number)}};
     // As many threads as the machine has, shared; LibTorch would start that many in each rank.
@@ -186,11 +221,11 @@ class Attempt {
 
   const LaunchRequest& request_;
   Signals& signals_;
-  MeetingPlace meeting_;
+  Hosts& hosts_;
   std::map<pid_t, int> running_;
-  std::optional<std::pair<int, Ending>> failure_;
+  std::optional<Failure> failure_;
   std::optional<Clock::time_point> kill_at_;
-  bool asked_to_stop_ = false;
+  int asked_to_stop_ = 0;  // by which signal
   int exit_code_ = kDone;
 };
 
@@ -234,30 +269,48 @@ class Logs {
   fs::path path_;
 };
 
-bool is_loopback(const std::string& address) {
-  return address.starts_with("127.") || address == "localhost" || address == "::1";
+/// Between attempts, when no rank is there to pass a signal on to.
+std::optional<int> signal_within(Signals& signals, std::chrono::milliseconds most) {
+  for (const int signal : signals.wait(most))
+    if (signal != SIGCHLD) return signal;
+  return std::nullopt;
+}
+
+void warn_of_open_ports(const std::vector<std::string>& addresses) {
+  for (const std::string& address : addresses)
+    if (!MeetingPlace::is_loopback(address)) {
+      std::cerr << "halfstep: ranks listen on " << address
+                << ", unencrypted: whoever reaches this address can join. Use a network that you trust.\n";
+      return;
+    }
 }
 
 void launch(const LaunchRequest& request) {
-  if (!is_loopback(request.listen))
-    std::cerr << "halfstep: ranks listen on " << request.listen
-              << ", unencrypted: whoever reaches this address can join. Use a network that you trust.\n";
   Logs logs(request.logs);
   Signals signals;
-  for (int attempt = 0;; ++attempt) {
-    Attempt ranks(request, logs.path(), attempt, signals);
+  Hosts hosts(request.hosts, request.ranks,
+              [&] { return signal_within(signals, std::chrono::milliseconds(100)); });
+  warn_of_open_ports(request.hosts.addresses);
+  const auto end = [&](int code, const std::string& why) {
+    hosts.finish(why);
+    throw ExitWith(code, "");
+  };
+  for (int restart = 0;; ++restart) {
+    Attempt ranks(request, hosts, logs.path(), hosts.begin_attempt(), signals);
     const auto failure = ranks.run();
-    if (!failure) throw ExitWith(ranks.exit_code(), "");
-    const auto& [rank, ending] = *failure;
-    std::cerr << "halfstep: rank " << rank << " of " << request.ranks << ": " << ending.text() << ".\n";
-    if (rank > 0) {
-      const fs::path log = logs.path() / detail::concat("rank-", rank, ".log");
+    if (!failure) end(ranks.exit_code(), "launch: the run is done.");
+    const auto& [lost, exit_code] = *failure;
+    const std::string what = detail::concat("rank ", lost.rank, " of ", hosts.rank_count(),
+                                            hosts.where(lost.rank), ": ", lost.why, ".");
+    std::cerr << "halfstep: " << what << "\n";
+    const fs::path log = logs.path() / detail::concat("rank-", lost.rank, ".log");
+    if (fs::exists(log)) {
       show_end_of(log);
       std::cerr << "halfstep: all it wrote is in " << log.string() << "\n";
     }
     logs.keep();
-    if (attempt == request.restarts || ranks.asked_to_stop()) throw ExitWith(ending.exit_code(), "");
-    std::cerr << "halfstep: restart " << attempt + 1 << " of " << request.restarts << "\n";
+    if (restart == request.restarts || ranks.asked_to_stop()) end(exit_code, what);
+    std::cerr << "halfstep: restart " << restart + 1 << " of " << request.restarts << "\n";
   }
 }
 
@@ -280,10 +333,10 @@ std::vector<std::string> take_launched_command(int& argc, char** argv) {
 }
 
 void add_launch(CLI::App& program, std::vector<std::string> words) {
-  CLI::App* const command =
-      program.add_subcommand("launch", "Runs a command as several ranks on this machine");
+  CLI::App* const command = program.add_subcommand("launch", "Runs a command as several ranks");
   auto request = std::make_shared<LaunchRequest>();
-  command->add_option("-n,--ranks", request->ranks, "How many")
+  HostsRequest& hosts = request->hosts;
+  command->add_option("-n,--ranks", request->ranks, "How many, on each host")
       ->required()
       ->check(CLI::Range(1, 1024))
       ->type_name("N");
@@ -291,17 +344,42 @@ void add_launch(CLI::App& program, std::vector<std::string> words) {
       ->check(CLI::Range(0, 1'000'000))
       ->type_name("N");
   command->add_option("--logs", request->logs, "What ranks from 1 on write goes here")->type_name("DIR");
-  command->add_option("--listen", request->listen, "Address of this host; 127.0.0.1")->type_name("ADDRESS");
+  auto listen = std::make_shared<std::string>();
+  CLI::Option* const one =
+      command->add_option("--listen", *listen, "Address of this host; 127.0.0.1")->type_name("ADDRESS");
+  CLI::Option* const several =
+      command->add_option("--hosts", hosts.addresses, "Addresses; start the command on each")
+          ->delimiter(',')
+          ->allow_extra_args(false)
+          ->excludes(one)
+          ->type_name("A,B");
+  command->add_option("--host-number", hosts.number, "Which of --hosts this is, from 0 [by address]")
+      ->needs(several)
+      ->check(CLI::Range(0, 1 << 20))
+      ->type_name("K");
+  auto port = std::make_shared<uint16_t>(29500);  // as torchrun has it
+  command->add_option("--port", *port, "Of the first host, where ranks meet [29500]")
+      ->needs(several)
+      ->check(CLI::Range(1, 65535))
+      ->type_name("PORT");
+  auto seconds = std::make_shared<int>(static_cast<int>(hosts.patience.count()));
+  command->add_option("--host-wait", *seconds, "Seconds to wait for hosts that are not there [300]")
+      ->needs(several)
+      ->check(CLI::Range(1, 1'000'000))
+      ->type_name("N");
   command->footer(
-      "Then the command: one of halfstep's, as in 'halfstep launch -n 2 train --preset tiny',\n"
-      "or another program: 'halfstep launch -n 2 -- ./program'.");
-  command->callback([request, words = std::move(words), &program]() mutable {
+      "Then the command: one of halfstep's, 'halfstep launch -n 2 train --preset tiny',\n"
+      "or another program: 'halfstep launch -n 2 -- ./program'. docs/scale.md has more.");
+  command->callback([=, words = std::move(words), &program]() mutable {
     if (words.empty())
       throw ExitWith(kUsage, "launch: which command? As in 'halfstep launch -n 2 train --preset tiny'.");
     const auto ours =
         program.get_subcommands([&](const CLI::App* each) { return each->get_name() == words.front(); });
     if (!ours.empty()) words.insert(words.begin(), "/proc/self/exe");
     request->command = words;
+    if (several->count() > 0) request->hosts.port = *port;
+    if (one->count() > 0) request->hosts.addresses = {*listen};
+    request->hosts.patience = std::chrono::seconds(*seconds);
     launch(*request);
   });
 }

@@ -3,6 +3,7 @@
 #include <halfstep/error.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -69,6 +70,39 @@ std::string address_towards(const std::string& address, uint16_t port) {
   std::array<char, NI_MAXHOST> text{};
   getnameinfo(reinterpret_cast<sockaddr*>(&from), size, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST);
   return text.data();
+}
+
+bool answers(const std::string& address, uint16_t port) {
+  constexpr int kMilliseconds = 1000;
+  const Addresses found = resolved(address, port, SOCK_STREAM);
+  const int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0) return false;
+  bool connected = connect(fd, found->ai_addr, found->ai_addrlen) == 0;
+  if (!connected && errno == EINPROGRESS) {
+    pollfd waiting{fd, POLLOUT, 0};
+    int refused = 0;
+    socklen_t size = sizeof refused;
+    connected = poll(&waiting, 1, kMilliseconds) == 1 &&
+                getsockopt(fd, SOL_SOCKET, SO_ERROR, &refused, &size) == 0 && refused == 0;
+  }
+  close(fd);
+  return connected;
+}
+
+bool is_own(const std::string& address) {
+  const Addresses found = resolved(address, 0, SOCK_DGRAM);
+  const int fd = socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  const bool own = fd >= 0 && bind(fd, found->ai_addr, found->ai_addrlen) == 0;
+  if (fd >= 0) close(fd);
+  return own;
+}
+
+bool is_loopback(const std::string& address) {
+  const Addresses found = resolved(address, 0, SOCK_DGRAM);
+  if (found->ai_family == AF_INET6)
+    return IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(found->ai_addr)->sin6_addr);
+  const in_addr_t numeric = reinterpret_cast<const sockaddr_in*>(found->ai_addr)->sin_addr.s_addr;
+  return ntohl(numeric) >> 24 == IN_LOOPBACKNET;
 }
 
 }  // namespace halfstep::distributed

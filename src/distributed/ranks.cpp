@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <functional>
 #include <optional>
+#include <sstream>
 #include <thread>
 
 #include "distributed/meeting_place.h"
@@ -24,6 +25,19 @@ using Clock = std::chrono::steady_clock;
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
+std::string text_of(const std::vector<uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
+
+/// Of kLostKey.
+LostRank read_lost(const std::string& text) {
+  const size_t space = std::min(text.find(' '), text.size());
+  return {.rank = std::atoi(text.c_str()), .why = text.substr(std::min(space + 1, text.size()))};
+}
+
+std::string numbers_text(const std::vector<int>& numbers) {
+  std::string text;
+  for (const int each : numbers) text += (text.empty() ? "" : ", ") + std::to_string(each);
+  return text;
+}
 
 /// LibTorch's messages end with advice and a stack.
 std::string first_sentence(std::string_view text) {
@@ -91,7 +105,8 @@ StorePtr open_store(const Environment& where, std::chrono::milliseconds timeout)
   options.timeout = timeout;
   // LibTorch's own socket would listen on every address of the host.
   if (options.isServer) options.masterListenFd = distributed::listen_on(where.address, where.port).fd;
-  return c10::make_intrusive<c10d::TCPStore>(where.address, options);
+  return c10::make_intrusive<c10d::PrefixStore>(distributed::attempt_prefix(where.attempt),
+                                                c10::make_intrusive<c10d::TCPStore>(where.address, options));
 }
 
 }  // namespace
@@ -170,18 +185,15 @@ RankError Ranks::State::reason_of(const std::string& what, const std::string& ca
     store->set(key_of(rank), bytes_of(what));
     for (const auto start = Clock::now();; std::this_thread::sleep_for(kPause)) {
       if (store->check({distributed::kLostKey})) {
-        const std::vector<uint8_t> told = store->get(distributed::kLostKey);
-        const std::string text(told.begin(), told.end());
-        const size_t space = text.find(' ');
-        return RankError(detail::concat(begin, "rank ", text.substr(0, space),
-                                        " is gone: ", text.substr(std::min(space, text.size() - 1) + 1), "."),
-                         {std::atoi(text.c_str())});
+        const LostRank lost = read_lost(text_of(store->get(distributed::kLostKey)));
+        return RankError(detail::concat(begin, "rank ", lost.rank, " is gone: ", lost.why, "."), {lost.rank});
       }
       missing.clear();
       for (int each = 0; each < size; ++each)
         if (each != rank && !store->check({key_of(each)})) missing.push_back(each);
       if (missing.empty() || Clock::now() - start > kPatience) break;
     }
+    if (!missing.empty()) store->set(distributed::kUnansweringKey, bytes_of(numbers_text(missing)));
   } catch (const std::exception&) {
     return RankError(detail::concat(begin,
                                     "the process that holds the ranks' meeting place is gone, rank 0 or the "
@@ -195,9 +207,7 @@ RankError Ranks::State::reason_of(const std::string& what, const std::string& ca
                                     "calls, within ",
                                     timeout.count() / 1000.0, " s? LibTorch: ", cause),
                      {});
-  std::string names;
-  for (const int each : missing) names += (names.empty() ? "" : ", ") + std::to_string(each);
-  return RankError(detail::concat(begin, missing.size() == 1 ? "rank " : "ranks ", names,
+  return RankError(detail::concat(begin, missing.size() == 1 ? "rank " : "ranks ", numbers_text(missing),
                                   missing.size() == 1 ? " is" : " are", " gone, or did not answer within ",
                                   timeout.count() / 1000.0, " s. LibTorch: ", cause),
                    missing);
@@ -233,8 +243,7 @@ Ranks Ranks::from_environment(const RanksOptions& options) {
     gloo->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(
         distributed::address_towards(found->address, found->port)));
     state.group = c10::make_intrusive<c10d::ProcessGroupGloo>(
-        c10::make_intrusive<c10d::PrefixStore>("halfstep/gloo/" + found->attempt, state.store), state.rank,
-        state.size, gloo);
+        c10::make_intrusive<c10d::PrefixStore>("gloo", state.store), state.rank, state.size, gloo);
   });
   return ranks;
 }
@@ -369,7 +378,7 @@ void Ranks::State::wait_until(const std::string& what, const std::function<bool(
 void Ranks::wait_for_first() const {
   if (state_->size == 1) return;
   const std::string what = "waiting for rank 0";
-  const std::string key = "halfstep/first/" + std::to_string(state_->waits_for_first++);
+  const std::string key = "first/" + std::to_string(state_->waits_for_first++);
   if (state_->rank == 0) return state_->guarded(what, [&] { state_->store->set(key, bytes_of("here")); });
   state_->wait_until(what, [&] { return state_->store->check({key}); });
 }
@@ -377,7 +386,7 @@ void Ranks::wait_for_first() const {
 std::vector<std::string> Ranks::exchanged(const std::string& text) const {
   if (state_->size == 1) return {text};
   const std::string what = "waiting for all ranks";
-  const std::string key = "halfstep/all/" + std::to_string(state_->waits_for_all++);
+  const std::string key = "all/" + std::to_string(state_->waits_for_all++);
   int64_t there = state_->guarded(what, [&] { return state_->store->add(key, 1); });
   if (there < state_->size)
     state_->wait_until(what, [&] { return state_->store->add(key, 0) >= state_->size; });
@@ -400,10 +409,29 @@ std::vector<std::string> Ranks::exchanged(const std::string& text) const {
 struct MeetingPlace::State {
   uint16_t port = 0;
   StorePtr store{};
+
+  template <typename Function>
+  auto asked(Function function) const {
+    try {
+      return function(*store);
+    } catch (const std::exception& error) {
+      throw RankError(detail::concat("the process that holds the ranks' meeting place is gone. LibTorch: ",
+                                     first_sentence(error.what())),
+                      {0});
+    }
+  }
 };
 
-MeetingPlace::MeetingPlace(const std::string& address) : state_(std::make_shared<State>()) {
-  const distributed::Listener listener = distributed::listen_on(address, 0);
+namespace {
+
+std::string key_of(int attempt, const char* name) {
+  return distributed::attempt_prefix(std::to_string(attempt)) + "/" + name;
+}
+
+}  // namespace
+
+MeetingPlace::MeetingPlace(const std::string& address, uint16_t port) : state_(std::make_shared<State>()) {
+  const distributed::Listener listener = distributed::listen_on(address, port);
   c10d::TCPStoreOptions options;
   options.port = state_->port = listener.port;
   options.isServer = true;
@@ -412,10 +440,53 @@ MeetingPlace::MeetingPlace(const std::string& address) : state_(std::make_shared
   state_->store = c10::make_intrusive<c10d::TCPStore>(address, options);
 }
 
+std::optional<MeetingPlace> MeetingPlace::find(const std::string& address, uint16_t port) {
+  // LibTorch would try by itself, and print a warning each time.
+  if (!distributed::answers(address, port)) return std::nullopt;
+  c10d::TCPStoreOptions options;
+  options.port = port;
+  options.waitWorkers = false;
+  options.timeout = std::chrono::seconds(10);
+  auto state = std::make_shared<State>();
+  state->port = port;
+  try {
+    state->store = c10::make_intrusive<c10d::TCPStore>(address, options);
+  } catch (const std::exception&) {
+    return std::nullopt;  // it has just ended, or is another program's
+  }
+  return MeetingPlace(std::move(state));
+}
+
 uint16_t MeetingPlace::port() const { return state_->port; }
 
-void MeetingPlace::announce_lost(int rank, const std::string& why) {
-  state_->store->set(distributed::kLostKey, bytes_of(detail::concat(rank, " ", why)));
+LostRank MeetingPlace::announce_lost(int rank, const std::string& why, int attempt) {
+  return read_lost(leave_note(key_of(attempt, distributed::kLostKey), detail::concat(rank, " ", why)));
 }
+
+std::optional<LostRank> MeetingPlace::lost(int attempt) const {
+  const auto text = note(key_of(attempt, distributed::kLostKey));
+  return text ? std::optional(read_lost(*text)) : std::nullopt;
+}
+
+std::vector<int> MeetingPlace::unanswering(int attempt) const {
+  std::istringstream text(note(key_of(attempt, distributed::kUnansweringKey)).value_or(""));
+  std::vector<int> ranks;
+  for (std::string each; std::getline(text, each, ',');) ranks.push_back(std::atoi(each.c_str()));
+  return ranks;
+}
+
+std::string MeetingPlace::leave_note(const std::string& name, const std::string& text) {
+  return state_->asked(
+      [&](c10d::Store& store) { return text_of(store.compareSet(name, bytes_of(""), bytes_of(text))); });
+}
+
+std::optional<std::string> MeetingPlace::note(const std::string& name) const {
+  return state_->asked([&](c10d::Store& store) {
+    return store.check({name}) ? std::optional(text_of(store.get(name))) : std::nullopt;
+  });
+}
+
+bool MeetingPlace::is_own(const std::string& address) { return distributed::is_own(address); }
+bool MeetingPlace::is_loopback(const std::string& address) { return distributed::is_loopback(address); }
 
 }  // namespace halfstep

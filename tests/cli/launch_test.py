@@ -5,6 +5,7 @@ import os
 import pathlib
 import re
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -19,6 +20,12 @@ SMALL = ["--preset", "tiny", "--set", "data.batch_size=24", "--set", "data.seque
 
 def environment() -> dict:
     return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
 
 
 def tensors_of(run: pathlib.Path) -> str:
@@ -199,6 +206,132 @@ class Launch(unittest.TestCase):
         self.assertEqual(done.stdout, "0 of 3 at 127.0.0.1\n")
         self.assertIn("halfstep: rank 2 of 3: ended with code 9.\n  | 2 of 3 at 127.0.0.1\n", done.stderr)
         self.assertEqual((self.folder / "logs/rank-1.log").read_text(), "1 of 3 at 127.0.0.1\n")
+
+    def on_hosts(self, run: str, *more: str, ranks: int = 1, hosts: int = 2, only: tuple = (), launch: tuple = ()) -> list:
+        """Launchers that take this machine for several hosts, one for each of `only` or for all."""
+        port = free_port() if not hasattr(self, "port") else self.port
+        self.port = port
+        launchers = []
+        for number in only or range(hosts):
+            words = ("--hosts", ",".join(["127.0.0.1"] * hosts), "--host-number", str(number), "--port", str(port), *launch)
+            command = self.command(2, run, *more, launch=words)
+            command[command.index("-n") + 1] = str(ranks)
+            launchers.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment()))
+            self.addCleanup(launchers[-1].stderr.close)
+            self.addCleanup(launchers[-1].kill)
+        return launchers
+
+    def ended(self, launchers: list) -> list:
+        """What each said on stderr, and its code."""
+        said = [launcher.communicate(timeout=200)[1] for launcher in launchers]
+        return [(text, launcher.returncode) for text, launcher in zip(said, launchers)]
+
+    def assert_same_end(self, run: str, other: str) -> None:
+        self.assertEqual(tensors_of(self.folder / run), tensors_of(self.folder / other))
+        self.assertEqual(losses_of(self.folder / run), losses_of(self.folder / other))
+
+    def test_two_hosts_train_as_one_with_as_many_ranks(self):
+        more = ("--set", "train.steps=10")
+        self.train(4, "one_host", *more)
+        for said, code in self.ended(self.on_hosts("two_hosts", *more, ranks=2)):
+            self.assertEqual(code, 0, said)
+        self.assert_same_end("two_hosts", "one_host")
+
+    def test_a_rank_that_another_host_loses_is_named_by_both_and_restarts_end_with_the_same_bits(self):
+        more = ("--set", "train.steps=40", "--set", "checkpoint.every=4", "--set", "run.shard=weights")
+        self.train(2, "undisturbed", *more)
+        launchers = self.on_hosts("killed", *more, launch=("--restarts", "1"))
+        self.wait_for_checkpoint("killed")
+        os.kill(self.ranks_of(launchers[1])[1], signal.SIGKILL)
+        for said, code in self.ended(launchers):
+            self.assertEqual(code, 0, said)
+            self.assertIn("halfstep: rank 1 of 2 on host 1 (127.0.0.1): killed by signal 9 (SIGKILL).", said)
+            self.assertIn("halfstep: restart 1 of 1", said)
+        self.assert_same_end("killed", "undisturbed")
+
+    def test_without_restarts_all_hosts_end_when_one_has_lost_a_rank(self):
+        launchers = self.on_hosts("lost", "--set", "train.steps=2000", "--set", "checkpoint.every=2")
+        self.wait_for_checkpoint("lost")
+        os.kill(self.ranks_of(launchers[0])[0], signal.SIGKILL)
+        (first, first_code), (second, second_code) = self.ended(launchers)
+        for said in (first, second):
+            self.assertIn("rank 0 of 2 on host 0 (127.0.0.1): killed by signal 9", said)
+        self.assertEqual((first_code, second_code), (128 + 9, 8))
+
+    def test_a_host_that_comes_back_is_waited_for(self):
+        more = ("--set", "train.steps=40", "--set", "checkpoint.every=4")
+        self.train(2, "undisturbed", *more)
+        for lost in (1, 0):
+            run = f"host{lost}"
+            launchers = self.on_hosts(run, *more, launch=("--restarts", "1"))
+            self.wait_for_checkpoint(run)
+            launchers[lost].kill()
+            launchers[lost].wait()
+            launchers[lost] = self.on_hosts(run, *more, only=(lost,), launch=("--restarts", "1"))[0]
+            for said, code in self.ended(launchers):
+                self.assertEqual(code, 0, said)
+            self.assert_same_end(run, "undisturbed")
+
+    def test_a_host_that_does_not_come_back_is_named(self):
+        launchers = self.on_hosts("gone", "--set", "train.steps=2000", "--set", "checkpoint.every=2",
+                                  launch=("--restarts", "1", "--host-wait", "2"))
+        self.wait_for_checkpoint("gone")
+        launchers[1].kill()
+        said, code = self.ended(launchers[:1])[0]
+        self.assertEqual(code, 8, said)
+        self.assertIn("rank 1 of 2 on host 1 (127.0.0.1): gone, or does not answer.", said)
+        self.assertIn("launch: host 1 (127.0.0.1) is not there after 2 s. Was the same command started there?", said)
+
+    def test_a_host_that_never_comes_is_named(self):
+        first, = self.ended(self.on_hosts("never", hosts=3, only=(0,), launch=("--host-wait", "1")))
+        self.assertEqual(first[1], 8)
+        self.assertIn("launch: host 1 (127.0.0.1), host 2 (127.0.0.1) are not there after 1 s.", first[0])
+        second, = self.ended(self.on_hosts("never", only=(1,), launch=("--host-wait", "1")))
+        self.assertEqual(second[1], 8)
+        self.assertIn(f"launch: host 0 (127.0.0.1) is not there after 1 s. Nobody holds the ranks' meeting place at 127.0.0.1:{self.port}.",
+                      second[0])
+        # The others hear from the first.
+        for said, code in self.ended(self.on_hosts("never", hosts=3, only=(0, 1), launch=("--host-wait", "2"))):
+            self.assertEqual(code, 8)
+            self.assertIn("launch: host 2 (127.0.0.1) is not there after 2 s.", said)
+
+    def test_a_signal_to_one_host_stops_all(self):
+        launchers = self.on_hosts("stopped", "--set", "train.steps=5000", launch=("--restarts", "1"))
+        self.wait_for_status("stopped", 3)
+        launchers[1].send_signal(signal.SIGTERM)
+        for said, code in self.ended(launchers):
+            self.assertEqual(code, 128 + 15, said)
+            self.assertNotIn("restart", said)
+        self.assertTrue(list((self.folder / "stopped/checkpoints").glob("step-*")))
+
+    def test_what_ranks_on_hosts_are_told(self):
+        said = []
+        for number in (0, 1):
+            command = [PROGRAM, "launch", "-n", "2", "--hosts", "127.0.0.1,127.0.0.1", "--host-number", str(number), "--port",
+                       str(free_port() if number == 0 else self.port), "--logs", str(self.folder / "logs"), "--", "sh", "-c",
+                       'echo "$RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $GROUP_RANK $MASTER_ADDR $MASTER_PORT"']
+            self.port = command[command.index("--port") + 1]
+            said.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        self.assertEqual(said[0].communicate(timeout=60)[0], f"0 0 4 2 0 127.0.0.1 {self.port}\n")
+        self.assertEqual(said[1].communicate(timeout=60)[0], "")
+        for rank, told in ((1, "1 1 4 2 0"), (2, "2 0 4 2 1"), (3, "3 1 4 2 1")):
+            self.assertEqual((self.folder / f"logs/rank-{rank}.log").read_text(), f"{told} 127.0.0.1 {self.port}\n")
+
+    def test_hosts_that_cannot_be_told_apart_or_differ(self):
+        for hosts, word in (("127.0.0.1,127.0.0.1", "several are this host's"), ("203.0.113.1,203.0.113.2", "none is this host's")):
+            done = subprocess.run([PROGRAM, "launch", "-n", "1", "--hosts", hosts, "--", "true"], capture_output=True, text=True)
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertIn(word, done.stderr)
+        done = subprocess.run([PROGRAM, "launch", "-n", "1", "--hosts", "127.0.0.1,203.0.113.2", "--", "true"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertIn("127.0.0.1 is a loopback address here, which 203.0.113.2 cannot reach", done.stderr)
+        port = str(free_port())
+        launchers = [subprocess.Popen([PROGRAM, "launch", "-n", str(number + 1), "--hosts", "127.0.0.1,127.0.0.1", "--host-number",
+                                       str(number), "--port", port, "--host-wait", "20", "--", "true"], stderr=subprocess.PIPE, text=True)
+                     for number in (0, 1)]
+        for said, code in self.ended(launchers):
+            self.assertEqual(code, 2, said)
+            self.assertIn("Use the same on all hosts", said)
 
     def test_usage(self):
         for arguments, word in (((), "--ranks is required"), (("-n", "2"), "which command?"), (("-n", "0", "train"), "not in range")):
