@@ -116,10 +116,12 @@ std::vector<std::vector<double>> time_linear_layers(const std::vector<Precision>
 constexpr std::int64_t kRowsInMemory = 8192, kRowsInCache = 64;
 
 /// Bytes that a quantiser moves in a second, over those of `values[i] += c` in memory. With few rows its
-/// arithmetic alone limits it: a share that memory cannot raise.
+/// arithmetic alone limits it, a share that memory cannot raise: so many times what one thread does, because
+/// threads would wait for one another after each of so small matrices.
 Ratio bandwidth_share(const halfstep::OperandRule& rule, bool known_scale, std::int64_t rows, int rounds) {
   const at::Tensor matrix = at::randn({rows, 3072}).to(at::kBFloat16);
   const std::int64_t repeats = kRowsInMemory / rows;
+  const int threads = at::get_num_threads(), at_once = repeats > 1 ? 1 : threads;
   ReadModifyWrite memory(static_cast<std::int64_t>(matrix.nbytes()) * repeats, at::kCPU);
   // Read once and written as codes of half the size; read twice where one scale of its own is for all.
   const bool read_twice = !known_scale && rule.block_along == 0 && rule.block_across == 0;
@@ -129,12 +131,14 @@ Ratio bandwidth_share(const halfstep::OperandRule& rule, bool known_scale, std::
     halfstep::QuantiseCounts counts;
     halfstep::QuantiseRequest request{.rule = rule};
     if (known_scale) request.known_amax = 5.0f;
+    at::set_num_threads(at_once);
     const double took = seconds_of([&] {
       for (std::int64_t i = 0; i < repeats; ++i) halfstep::quantised(matrix, request, counts);
     });
+    at::set_num_threads(threads);
     const double beside = seconds_of([&] { memory.run(); });
     if (round < 0) continue;
-    quantiser.push_back(bytes / took);
+    quantiser.push_back(bytes / took * threads / at_once);
     pass.push_back(memory.bytes_moved() / beside);
   }
   return ratio_of(quantiser, pass);

@@ -116,7 +116,6 @@ struct Ranks::State {
   std::chrono::milliseconds timeout{};
   StorePtr store{};
   c10::intrusive_ptr<c10d::Backend> group{}, nccl{};
-  std::string attempt{};
   int64_t waits_for_first = 0, waits_for_all = 0;
   std::optional<RankError> failed{};
 
@@ -134,8 +133,8 @@ struct Ranks::State {
   c10d::Backend* backend_on_device(const at::Tensor& tensor) {
     if (!tensor.is_cuda()) return nullptr;
     if (!nccl)
-      nccl = distributed::make_nccl(c10::make_intrusive<c10d::PrefixStore>("halfstep/nccl/" + attempt, store),
-                                    rank, size, timeout);
+      nccl = distributed::make_nccl(c10::make_intrusive<c10d::PrefixStore>("halfstep/nccl", store), rank,
+                                    size, timeout);
     return nccl.get();
   }
 
@@ -224,7 +223,6 @@ Ranks Ranks::from_environment(const RanksOptions& options) {
   State& state = *ranks.state_;
   state.rank = found->rank;
   state.local_rank = found->local_rank;
-  state.attempt = found->attempt;
   state.size = found->size;
   state.timeout = options.timeout;
   const std::string met_at = detail::concat(found->address, ":", found->port);

@@ -520,6 +520,39 @@ TEST(InParts, OperationsOnTwoBlocksAndEditsInForwardAreRight) {
       EXPECT_EQ(text, expected) << sharding;
 }
 
+// arguments: what does not go together
+HALFSTEP_RANK_CASE(parts_refused) {
+  Regions model;
+  auto options = options_for(ranks);
+  options.sharding = Sharding::Weights;
+  const bool first = ranks.rank() == 0;
+  if (arguments[0] == "blocks")
+    options = {.ranks = ranks, .sharding = Sharding::States, .blocks = {"layers.*"}};
+  if (arguments[0] == "gather")
+    options = {.ranks = ranks, .sharding = Sharding::Gradients, .gather = Gather::Fp8};
+  if (arguments[0] == "other gather" && first) options.gather = Gather::Fp8;
+  if (arguments[0] == "other sharding" && first) options.sharding = Sharding::States;
+  if (arguments[0] == "other blocks" && first) options.blocks = {"layers.1"};
+  if (arguments[0] == "no such block") options.blocks = {"towers.*"};
+  try {
+    const MixedPrecision mp(Precision::fp32(), model, options);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "taken";
+}
+
+TEST(InParts, WhatDoesNotGoTogetherIsRefusedOnEveryRank) {
+  for (const auto& [what, why] : {std::pair{"blocks", "for Sharding::Weights"},
+                                  {"gather", "for Sharding::Weights"},
+                                  {"other gather", "different precisions, or options"},
+                                  {"other sharding", "different precisions, or options"},
+                                  {"other blocks", "different precisions, or options"},
+                                  {"no such block", "towers.*"}})
+    for (const std::string& text : texts_of_ranks(2, "parts_refused", {what}))
+      EXPECT_NE(text.find(why), std::string::npos) << what << ": " << text;
+}
+
 /// Two models under one precision: the second is updated while a graph of the first is kept.
 HALFSTEP_RANK_CASE(graph_of_another_model) {
   torch::manual_seed(3);
