@@ -33,6 +33,8 @@ struct Device {
   /// BF16 and FP16 products make an FP32 result first, which takes memory: processors without instructions
   /// for them.
   bool products_in_fp32 = false;
+  /// Ranks that keep a part of a sum get all of it: Gloo's sums in parts are slower.
+  bool sums_whole = false;
   int64_t ranks_per_node = 1;
   double seconds_per_collective = 0;  ///< to begin one
   Link within_node{}, between_nodes{};

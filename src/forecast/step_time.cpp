@@ -135,17 +135,20 @@ class Exchange {
   /// Of all gradients, whole, to every rank.
   double all_sum() const {
     double all = 0;
-    for (const double elements : bucket_elements(shape_))
-      all += seconds(Collective::AllReduce, static_cast<double>(arrangement_.summed_bytes) * elements);
+    for (const double elements : bucket_elements(shape_)) all += whole_sum(elements);
     return all;
   }
-  /// Of the embedding, whose gradient is the last to be complete.
-  double last_sum(Collective collective) const {
-    return seconds(collective, static_cast<double>(arrangement_.summed_bytes * shape_.embedding_weights()));
-  }
+  /// Of the bucket with the embedding, whose gradient is the last to be complete.
+  double last_bucket_sum() const { return whole_sum(bucket_elements(shape_).back()); }
+  double embedding_sum() const { return sum(static_cast<double>(shape_.embedding_weights())); }
 
  private:
+  double whole_sum(double elements) const {
+    return seconds(Collective::AllReduce, static_cast<double>(arrangement_.summed_bytes) * elements);
+  }
+  /// Of which each rank needs its part.
   double sum(double elements) const {
+    if (device_.sums_whole) return whole_sum(elements);
     return seconds(Collective::ReduceScatter, static_cast<double>(arrangement_.summed_bytes) * elements);
   }
   double gather(double elements) const {
@@ -195,11 +198,11 @@ StepTime step_time(const ModelShape& shape, const PrecisionPlan& precision, cons
   };
   if (!arrangement.shards(Sharding::States)) {
     step.exchanged = exchange.all_sum();
-    step.exposed = exposed_beside_backward(step.exchanged, exchange.last_sum(Collective::AllReduce));
+    step.exposed = exposed_beside_backward(step.exchanged, exchange.last_bucket_sum());
     return step;
   }
   const double sums = layers * exchange.block_sum() + exchange.outer_sum();
-  const double last = exchange.last_sum(Collective::ReduceScatter);
+  const double last = exchange.embedding_sum();
   if (!arrangement.shards(Sharding::Weights)) {
     const double summed_times = arrangement.shards(Sharding::Gradients) ? times : 1;
     const double gathered = layers * exchange.block_gather() + exchange.outer_gather();

@@ -52,6 +52,34 @@ TEST(StepTime, ExposedIsAPartOfWhatIsExchanged) {
         }
 }
 
+TEST(StepTime, TheLastBucketIsWaitedForWhateverElseItHolds) {
+  // GPT-2's embedding of 257 tokens shares its bucket with blocks: none of it leaves before backward is done.
+  ModelShape shape = known("gpt2-124m");
+  shape.vocabulary = 257;
+  const Arrangement arrangement{.ranks = 8, .sequence_length = 1024, .micro_batch = 64};
+  const Device device = device_named("h100");
+  const StepTime time = step_time(shape, precision_plan("bf16"), arrangement, device);
+  const double embedding = 4.0 * static_cast<double>(shape.embedding_weights());
+  EXPECT_GT(time.exposed, 2 * collective_seconds(Collective::AllReduce, embedding, 8, device));
+  EXPECT_LE(time.exposed, collective_seconds(Collective::AllReduce, kBucketBytes, 8, device));
+}
+
+TEST(StepTime, PartsOfWholeSumsTakeTheTimeOfWholeSums) {
+  Device device = device_named("h100");
+  device.seconds_per_collective = device.within_node.seconds_per_hop = 0;
+  const ModelShape shape = known("llama-8b");
+  const Arrangement arrangement{.ranks = 8, .sharding = Sharding::Weights};
+  const auto exchanged = [&] {
+    return step_time(shape, precision_plan("bf16"), arrangement, device).exchanged;
+  };
+  const double in_parts = exchanged();
+  device.sums_whole = true;
+  // Twice the 4 bytes of each parameter's sum, of which 7 in 8 travel.
+  const double more =
+      4.0 * static_cast<double>(shape.parameters()) * 7 / 8 / device.within_node.bytes_per_second;
+  EXPECT_NEAR(exchanged() - in_parts, more, 1e-9 * more);
+}
+
 TEST(StepTime, OneRankExchangesNothing) { EXPECT_EQ(time_of("llama-8b", "bf16", {}).exchanged, 0); }
 
 TEST(StepTime, MicroBatchesShareOneSumUnlessItsPartsAreKept) {
