@@ -448,7 +448,9 @@ class Trainer::Impl::Run {
 
   void trace_if_asked() {
     // The first step warms up.
-    if (config_.log.trace_steps > 0 && step_ == begun_at_ + 1 && !traced_) trace_.emplace(), traced_ = true;
+    // Of rank 0: the others would write the same file.
+    if (config_.log.trace_steps > 0 && is_first() && step_ == begun_at_ + 1 && !traced_)
+      trace_.emplace(), traced_ = true;
   }
 
   void write_trace_if_due() {

@@ -163,7 +163,8 @@ Training::Training(const RunConfig& config, std::unique_ptr<Task> task, const Ra
 
 int64_t Training::parameters() const {
   int64_t count = 0;
-  for (const Param& param : precision_.params()) count += param.working.numel();
+  for (const Param& param : precision_.params())
+    count += param.is_part() ? c10::multiply_integers(param.whole_sizes) : param.working.numel();
   return count;
 }
 

@@ -107,12 +107,15 @@ class Launch(unittest.TestCase):
 
     def test_parts_on_each_rank_train_as_one_process_does(self):
         more = ("--set", "train.steps=12", "--set", "model.dropout=0", "--set", "precision.compute=fp32", "--set",
-                "checkpoint.every=4", "--set", "train.sample_every=6")
-        self.train(1, "one", *more)
+                "checkpoint.every=4", "--set", "train.sample_every=6", "--json")
+        one = self.train(1, "one", *more)
         expected = losses_of(self.folder / "one")
+        parameters = lambda done: json.loads(done.stdout.splitlines()[0])["parameters"]
         for shard in ("states", "gradients", "weights"):
             run = self.folder / shard
-            self.train(2, shard, *more, "--set", f"run.shard={shard}")
+            done = self.train(2, shard, *more, "--set", f"run.shard={shard}", "--set", "log.trace_steps=1")
+            self.assertEqual(parameters(done), parameters(one))
+            json.loads((run / "trace.json").read_text())
             for (step, loss), (_, other) in zip(expected, losses_of(run), strict=True):
                 self.assertAlmostEqual(loss, other, delta=2e-5 * loss, msg=f"{shard}, step {step}")
             last = run / "checkpoints" / "step-000000012"
