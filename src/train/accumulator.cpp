@@ -31,20 +31,24 @@ void GradAccumulator::add_micro_batch(const std::vector<Param>& params, double l
   const at::NoGradGuard no_grad;
   const GradSummary micro_batch = halfstep::inspect_grads(params, loss_scale);
   if (micro_batch.finite()) {
-    std::vector<std::size_t> having;
-    for (std::size_t i = 0; i < params.size(); ++i) {
-      const at::Tensor& grad = params[i].working.grad();
-      if (!grad.defined()) continue;
-      if (reducer_ && reducer_->is_sent(i))
-        reducer_->add_late(i, grad);
-      else
-        having.push_back(i);
-    }
-    add(params, having);
+    add(params, to_add_of(params));
   } else {
     note_bad(micro_batch);
   }
   end_micro_batch(params);
+}
+
+std::vector<std::size_t> GradAccumulator::to_add_of(const std::vector<Param>& params) {
+  std::vector<std::size_t> having;
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    const at::Tensor& grad = params[i].working.grad();
+    if (!grad.defined()) continue;
+    if (reducer_ && reducer_->is_sent(i))
+      reducer_->add_late(i, grad);
+    else
+      having.push_back(i);
+  }
+  return having;
 }
 
 void GradAccumulator::end_micro_batch(const std::vector<Param>& params) {
@@ -89,16 +93,7 @@ void GradAccumulator::add_micro_batch_on_device(const std::vector<Param>& params
                                                 const at::Tensor& loss_scale) {
   const at::NoGradGuard no_grad;
   on_device_.push_back(inspect_on_device(params, loss_scale, GradDetail::Total));
-  std::vector<std::size_t> having;
-  for (std::size_t i = 0; i < params.size(); ++i) {
-    const at::Tensor& grad = params[i].working.grad();
-    if (!grad.defined()) continue;
-    if (reducer_ && reducer_->is_sent(i))
-      reducer_->add_late(i, grad);
-    else
-      having.push_back(i);
-  }
-  add_on_device(params, having);
+  add_on_device(params, to_add_of(params));
   end_micro_batch(params);
 }
 

@@ -67,6 +67,8 @@ class GradAccumulator {
     bool begun_in_step = false;  // and in an earlier one
   };
 
+  /// Which parameters have a gradient to add; of sums that have left, it is added later.
+  std::vector<std::size_t> to_add_of(const std::vector<Param>& params);
   void add(const std::vector<Param>& params, const std::vector<std::size_t>& which);
   void add_on_device(const std::vector<Param>& params, const std::vector<std::size_t>& which);
   void end_micro_batch(const std::vector<Param>& params);
