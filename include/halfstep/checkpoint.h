@@ -48,8 +48,10 @@ struct CheckpointOptions {
 /// Processes that save one checkpoint together, each its own parts of the state: see halfstep/ranks.h.
 struct CheckpointRanks {
   int rank = 0, size = 1;
-  /// Each rank's text, by rank, when all have called it: Ranks::exchanged.
-  std::function<std::vector<std::string>(const std::string&)> exchanged{};
+  /// On each rank, what the function that is given on rank 0 makes of all ranks' texts: Ranks::decided.
+  std::function<std::string(const std::string&,
+                            const std::function<std::string(const std::vector<std::string>&)>&)>
+      decided{};
 };
 
 /// What one save took.
@@ -97,7 +99,7 @@ class HALFSTEP_API CheckpointFolder {
   /// over whole (a temporary, or std::move) is not copied again where nothing else holds its tensors, as with
   /// what state_dict() returns. One at a time: while a write is under way a second call waits. Throws what
   /// went wrong with the one before, which then is not saved, and does not begin this one. With several ranks
-  /// it is `save`.
+  /// all of them call it, and `wait`, at the same steps.
   SaveReport save_async(Checkpoint checkpoint);
 
   /// Until nothing is being written. Throws what went wrong, once; an OldCheckpointError if the checkpoint is

@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -78,9 +79,11 @@ class HALFSTEP_API Ranks {
   at::Tensor gathered(const at::Tensor& tensor) const;
   /// Rank 0's text.
   std::string told(std::string text) const;
-  /// Those of all ranks, by rank. Waits for all, however long that takes: for what each does by itself, such
-  /// as writing to a disk.
-  std::vector<std::string> exchanged(const std::string& text) const;
+  /// What rank 0's `decide` makes of the texts of all ranks, by rank, on each of them. Waits for all, however
+  /// long that takes: for what each does by itself, such as writing to a disk. Unlike the other calls it may
+  /// be under way on one thread while another exchanges tensors.
+  std::string decided(const std::string& text,
+                      const std::function<std::string(const std::vector<std::string>&)>& decide) const;
   /// Returns when all ranks have called it.
   void barrier() const;
   /// Returns when rank 0 has called it for the so-manieth time, however long that takes: for what one rank

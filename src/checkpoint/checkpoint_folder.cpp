@@ -108,7 +108,7 @@ using checkpoint::Snapshot;
 
 struct CheckpointFolder::Impl {
   Impl(const std::filesystem::path& given, const CheckpointOptions& options, CheckpointRanks given_ranks)
-      : ranks{given_ranks.rank, given_ranks.size, std::move(given_ranks.exchanged)},
+      : ranks{given_ranks.rank, given_ranks.size, std::move(given_ranks.decided)},
         machine(fingerprint()),
         folder(given) {
     if (ranks.rank > 0) return;
@@ -122,6 +122,13 @@ struct CheckpointFolder::Impl {
     Snapshot taken = checkpoint::snapshot_of(given, copies);
     taken.content.fingerprint = machine;
     return taken;
+  }
+
+  void write(const Snapshot& taken) {
+    if (writer)
+      writer->save(taken.content, ranks);
+    else
+      files::save_with_first(folder, taken.content, ranks);
   }
 
   void wait() {
@@ -151,24 +158,20 @@ static double seconds_to(auto&& body) {
 SaveReport CheckpointFolder::save(const Checkpoint& checkpoint) {
   const double waited = seconds_to([&] { impl_->wait(); });
   const Snapshot snapshot = impl_->snapshot(checkpoint, Copies::WhereNeeded);
-  if (impl_->writer)
-    impl_->writer->save(snapshot.content, impl_->ranks);
-  else
-    files::save_with_first(impl_->folder, snapshot.content, impl_->ranks);
+  impl_->write(snapshot);
   return {.step = checkpoint.step, .tensor_bytes = snapshot.tensor_bytes, .waited_seconds = waited};
 }
 
 SaveReport CheckpointFolder::save_async(Checkpoint checkpoint) {
-  if (impl_->ranks.size > 1) return save(checkpoint);
   // Before the copy: two snapshots and the live state would not fit where one does.
   const double waited = seconds_to([&] { impl_->wait(); });
   Snapshot snapshot = impl_->snapshot(checkpoint, Copies::Always);
   const uint64_t tensor_bytes = snapshot.tensor_bytes;
   impl_->writing =
-      std::async(std::launch::async, [&writer = *impl_->writer, taken = std::move(snapshot)]() mutable {
+      std::async(std::launch::async, [impl = impl_.get(), taken = std::move(snapshot)]() mutable {
         // Into this frame: the future keeps the function, and with it a copy of the state, until it is asked.
         const Snapshot mine = std::move(taken);
-        writer.save(mine.content);
+        impl->write(mine);
       });
   return {.step = checkpoint.step, .tensor_bytes = tensor_bytes, .waited_seconds = waited};
 }

@@ -53,63 +53,69 @@ std::string fault_of_bools(const fs::path& file, const ManifestPart& part, const
 }  // namespace
 
 CheckpointReader::CheckpointReader(const fs::path& run, int64_t step)
-    : CheckpointReader(folder_of_step(run, step), step, nullptr) {}
+    : CheckpointReader(folder_of_step(run, step), step, nullptr, Open::Always) {}
 
 CheckpointReader::CheckpointReader(const CheckpointReader& first, std::size_t rank)
     : CheckpointReader(first.folder_ / rank_folder_name(rank), first.manifest_.step,
-                       &first.manifest_.ranks.at(rank - 1)) {}
+                       &first.manifest_.ranks.at(rank - 1), Open::WhileRead) {}
 
-CheckpointReader::CheckpointReader(const fs::path& folder, int64_t step, const Sha256Text* expected)
-    : folder_(folder), manifest_(read_manifest(folder, step, expected)), tensors_(folder / kTensorsName) {
+CheckpointReader::CheckpointReader(const fs::path& folder, int64_t step, const Sha256Text* expected,
+                                   Open open)
+    : folder_(folder), path_(folder / kTensorsName), manifest_(read_manifest(folder, step, expected)) {
+  const InputFile& tensors = tensors_.emplace(path_);
   const auto& [header_bytes, header_sha256, data_bytes] = manifest_.file;
-  const std::string where = tensors_.path().string();
-  HALFSTEP_CHECK(header_bytes <= tensors_.size() && tensors_.size() - header_bytes == data_bytes, where, ": ",
-                 tensors_.size(), " bytes; the manifest says ", header_bytes, " and ", data_bytes, ".");
+  const std::string where = path_.string();
+  HALFSTEP_CHECK(header_bytes <= tensors.size() && tensors.size() - header_bytes == data_bytes, where, ": ",
+                 tensors.size(), " bytes; the manifest says ", header_bytes, " and ", data_bytes, ".");
   HALFSTEP_CHECK(header_bytes <= SafetensorsLimits{}.header_bytes + 8, where, ": a header of ", header_bytes,
                  " bytes; at most ", SafetensorsLimits{}.header_bytes, " are read.");
   std::vector<std::byte> header(header_bytes);
-  tensors_.read(0, header);
+  tensors.read(0, header);
   HALFSTEP_CHECK(sha256_of(header) == header_sha256, where,
                  ": its header is damaged: it is not the one that was saved.");
+  if (open == Open::WhileRead) tensors_.reset();
 }
 
 void CheckpointReader::read(const ManifestPart& part, const ManifestTensor& tensor,
                             std::span<std::byte> into) const {
   if (into.size() != tensor.end - tensor.begin) HALFSTEP_BUG("a tensor's place is not of its size");
   Sha256 hash;
-  uint64_t offset = manifest_.file.header_bytes + tensor.begin;
-  for (std::span<std::byte> rest = into; !rest.empty();) {
-    const auto piece = rest.first(std::min<size_t>(rest.size(), kPieceBytes));
-    tensors_.read(offset, piece);
-    hash.update(piece);
-    offset += piece.size();
-    rest = rest.subspan(piece.size());
-  }
-  HALFSTEP_CHECK(hash.finish() == tensor.sha256, fault_of(tensors_.path(), part, tensor));
-  HALFSTEP_CHECK(tensor.type != TensorType::BOOL || are_bools(into),
-                 fault_of_bools(tensors_.path(), part, tensor));
+  with_file([&](const InputFile& tensors) {
+    uint64_t offset = manifest_.file.header_bytes + tensor.begin;
+    for (std::span<std::byte> rest = into; !rest.empty();) {
+      const auto piece = rest.first(std::min<size_t>(rest.size(), kPieceBytes));
+      tensors.read(offset, piece);
+      hash.update(piece);
+      offset += piece.size();
+      rest = rest.subspan(piece.size());
+    }
+  });
+  HALFSTEP_CHECK(hash.finish() == tensor.sha256, fault_of(path_, part, tensor));
+  HALFSTEP_CHECK(tensor.type != TensorType::BOOL || are_bools(into), fault_of_bools(path_, part, tensor));
 }
 
 std::vector<std::string> CheckpointReader::faults() const {
   std::vector<std::string> faults;
   std::vector<std::byte> piece(kPieceBytes);
   Sha256 hash;
-  for (const ManifestPart& part : manifest_.parts) {
-    for (const ManifestTensor& tensor : part.tensors) {
-      bool bools = true;
-      for (uint64_t at = tensor.begin; at < tensor.end;) {
-        const auto bytes = std::span(piece).first(std::min<uint64_t>(tensor.end - at, kPieceBytes));
-        tensors_.read(manifest_.file.header_bytes + at, bytes);
-        hash.update(bytes);
-        bools = bools && (tensor.type != TensorType::BOOL || are_bools(bytes));
-        at += bytes.size();
+  with_file([&](const InputFile& tensors) {
+    for (const ManifestPart& part : manifest_.parts) {
+      for (const ManifestTensor& tensor : part.tensors) {
+        bool bools = true;
+        for (uint64_t at = tensor.begin; at < tensor.end;) {
+          const auto bytes = std::span(piece).first(std::min<uint64_t>(tensor.end - at, kPieceBytes));
+          tensors.read(manifest_.file.header_bytes + at, bytes);
+          hash.update(bytes);
+          bools = bools && (tensor.type != TensorType::BOOL || are_bools(bytes));
+          at += bytes.size();
+        }
+        if (hash.finish() != tensor.sha256)
+          faults.push_back(fault_of(path_, part, tensor));
+        else if (!bools)
+          faults.push_back(fault_of_bools(path_, part, tensor));
       }
-      if (hash.finish() != tensor.sha256)
-        faults.push_back(fault_of(tensors_.path(), part, tensor));
-      else if (!bools)
-        faults.push_back(fault_of_bools(tensors_.path(), part, tensor));
     }
-  }
+  });
   return faults;
 }
 

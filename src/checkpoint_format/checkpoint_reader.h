@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 
 #include "checkpoint_format/manifest.h"
 #include "io/input_file.h"
@@ -24,11 +25,20 @@ class CheckpointReader {
   std::vector<std::string> faults() const;
 
  private:
-  CheckpointReader(const std::filesystem::path& folder, int64_t step, const Sha256Text* expected);
+  enum class Open { Always, WhileRead };
+  CheckpointReader(const std::filesystem::path& folder, int64_t step, const Sha256Text* expected, Open open);
+  /// `use` of the tensors' file.
+  template <typename Use>
+  void with_file(Use use) const {
+    if (tensors_) return use(*tensors_);
+    use(InputFile(path_));
+  }
 
-  std::filesystem::path folder_;
+  std::filesystem::path folder_, path_;
   Manifest manifest_;
-  InputFile tensors_;
+  /// Rank 0's, which stays readable while somebody removes it. Of other ranks there may be more than a
+  /// process can have open.
+  std::optional<InputFile> tensors_;
 };
 
 /// All that is wrong with a checkpoint, each in a sentence; none if it is whole.

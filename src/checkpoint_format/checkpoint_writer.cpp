@@ -126,29 +126,36 @@ std::string write_manifest(const Manifest& manifest, const fs::path& folder) {
   return text;
 }
 
-/// Runs `body` on each rank and tells all how it went: what it returned, by rank, or the first rank's error.
+/// Runs `body` on each rank. On rank 0, what it returned, by rank; on all, the first rank's error.
 template <typename Body>
 std::vector<std::string> agree(const SavingRanks& ranks, Body body) {
   if (ranks.size == 1) return {body()};
-  constexpr char kFine = '+', kFailed = '-', kRefused = '!';
+  constexpr char kFine = '+', kFailed = '-', kRefused = '!', kOldStays = 'o';
   std::string told;
   try {
     told = kFine + body();
+  } catch (const OldCheckpointError& error) {
+    told = detail::concat(kOldStays, error.code(), " ", error.what());
   } catch (const FileError& error) {
     told = detail::concat(kFailed, error.code(), " ", error.what());
   } catch (const std::exception& error) {
-    told = detail::concat(kRefused, error.what());
+    told = detail::concat(kRefused, 0, " ", error.what());
   }
-  std::vector<std::string> all = ranks.exchanged(told);
-  for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    const std::string what = detail::concat("rank ", rank, ": ");
-    const std::size_t space = all[rank].find(' ');
-    if (all[rank].front() == kFailed)
-      throw FileError(what + all[rank].substr(space + 1), std::atoi(all[rank].c_str() + 1));
-    if (all[rank].front() == kRefused) throw Error(what + all[rank].substr(1));
-  }
-  for (std::string& text : all) text.erase(0, 1);
-  return all;
+  std::vector<std::string> all;
+  const std::string verdict = ranks.decided(told, [&](const std::vector<std::string>& texts) {
+    for (const std::string& text : texts) all.push_back(text.substr(1));
+    for (std::size_t rank = 0; rank < texts.size(); ++rank)
+      if (texts[rank].front() != kFine)
+        return detail::concat(texts[rank].front(), all[rank].substr(0, all[rank].find(' ')), " rank ", rank,
+                              ":", all[rank].substr(all[rank].find(' ')));
+    return std::string(1, kFine);
+  });
+  if (verdict.front() == kFine) return all;
+  const std::string what = verdict.substr(verdict.find(' ') + 1);
+  const int code = std::atoi(verdict.c_str() + 1);
+  if (verdict.front() == kOldStays) throw OldCheckpointError(what, code);
+  if (verdict.front() == kFailed) throw FileError(what, code);
+  throw Error(what);
 }
 
 }  // namespace
@@ -186,11 +193,13 @@ void CheckpointWriter::save(const CheckpointToSave& checkpoint, const SavingRank
     agree(ranks, [&] {
       (void)write_manifest(manifest, aside);
       give_name(aside, checkpoint.step);
+      // Known without reading; and after going back to an older step, other than what was seen under this
+      // name.
+      seen_[checkpoint.step] = {
+          .step = checkpoint.step, .healthy = checkpoint.healthy, .score = checkpoint.score};
+      remove_old();
       return std::string();
     });
-    // Known without reading; and after going back to an older step, other than what was seen under this name.
-    seen_[checkpoint.step] = {
-        .step = checkpoint.step, .healthy = checkpoint.healthy, .score = checkpoint.score};
   } catch (const std::exception&) {
     // The reason is what the caller must hear; what cannot be removed now is removed before the next save.
     try {
@@ -199,7 +208,6 @@ void CheckpointWriter::save(const CheckpointToSave& checkpoint, const SavingRank
     }
     throw;
   }
-  remove_old();
 }
 
 void save_with_first(const fs::path& run, const CheckpointToSave& checkpoint, const SavingRanks& ranks) {

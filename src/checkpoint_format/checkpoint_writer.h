@@ -33,8 +33,10 @@ struct CheckpointToSave {
 /// Processes that save one checkpoint together, each parts of its own.
 struct SavingRanks {
   int rank = 0, size = 1;
-  /// Each rank's text, by rank, when all have called it.
-  std::function<std::vector<std::string>(const std::string&)> exchanged{};
+  /// On each rank, what the function that is given on rank 0 makes of all ranks' texts.
+  std::function<std::string(const std::string&,
+                            const std::function<std::string(const std::vector<std::string>&)>&)>
+      decided{};
 };
 
 /// What ranks 1, 2, ... do while rank 0 is in CheckpointWriter::save. What fails on one fails on all.

@@ -36,7 +36,7 @@ struct Request {
   std::vector<int64_t> ranks;
   std::optional<int64_t> micro_batch, batch, sequence_length, ranks_per_node;
   bool recompute = false, no_recompute = false, json = false;
-  std::string reduction = "fp32", plot;
+  std::string reduction = "fp32", gather = "own", plot;
 };
 
 /// The model, and what its run says of the rest.
@@ -153,7 +153,8 @@ Question question_of(const Request& request, const Subject& subject, int64_t ran
                     .sequence_length = request.sequence_length.value_or(subject.sequence_length),
                     .micro_batch = request.micro_batch,
                     .batch = request.batch,
-                    .summed_bytes = request.reduction == "fp32" ? 4 : 2};
+                    .summed_bytes = request.reduction == "fp32" ? 4 : 2,
+                    .packs_weights = request.gather == "fp8"};
   if (request.shard)
     for (const auto& [word, sharding] : kShardings)
       if (word == *request.shard) question.sharding = sharding;
@@ -485,6 +486,7 @@ void add_forecast(CLI::App& program) {
   words("--moments", request->moments, "How moments are kept: precision.moments", {"fp32", "bf16", "8bit"});
   words("--reduction", request->reduction, "In what gradients travel: run.reduction [fp32]",
         {"fp32", "bf16"});
+  words("--gather", request->gather, "In what sharded weights travel: run.gather [own]", {"own", "fp8"});
   count("--node-size", request->ranks_per_node, "Devices of a node [the device's]");
   command->add_option("--plot", request->plot, std::string("Draw step time and speed over --ranks, as SVG"))
       ->type_name("FILE");

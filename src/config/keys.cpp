@@ -389,10 +389,11 @@ const std::vector<ConfigKey>& table() {
            "go on elsewhere."},
       {.path = "run.reduction",
        .field = HALFSTEP_FIELD(run.reduction),
-       .help = "With ranks, the type in which gradients travel: half the bytes in bf16 or fp16, and a "
-               "rounding for each "
-               "rank.",
-       .words = {"fp32", "bf16", "fp16"}},
+       .help =
+           "With ranks, how gradients are summed: in FP32; in bf16 or fp16, half the bytes and a rounding "
+           "for each rank; canonical: in an order that does not depend on the number of ranks, for the "
+           "bits of one process. Each rank then takes whole micro-batches of train.accumulation.",
+       .words = {"fp32", "bf16", "fp16", "canonical"}},
       {.path = "run.shard",
        .field = HALFSTEP_FIELD(run.shard),
        .help = "With ranks, of what each keeps a part instead of all: masters and moments; sums of gradients "

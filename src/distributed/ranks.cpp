@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <functional>
+#include <mutex>
 #include <optional>
 #include <sstream>
 #include <thread>
@@ -116,8 +117,26 @@ struct Ranks::State {
   std::chrono::milliseconds timeout{};
   StorePtr store{};
   c10::intrusive_ptr<c10d::Backend> group{}, nccl{};
-  int64_t waits_for_first = 0, waits_for_all = 0;
+  int64_t waits_for_first = 0, decisions = 0;
+  std::mutex asking;   // of the store: `decided` may be called beside the rest
+  std::mutex failing;  // the first to find out asks the others
   std::optional<RankError> failed{};
+
+  /// What a function of the store says.
+  template <typename Function>
+  auto asked(Function function) {
+    const std::lock_guard lock(asking);
+    return function(*store);
+  }
+  bool is_set(const std::string& key) {
+    return asked([&](c10d::Store& at) { return at.check({key}); });
+  }
+  void set(const std::string& key, const std::string& text) {
+    asked([&](c10d::Store& at) { at.set(key, bytes_of(text)); });
+  }
+  std::string get(const std::string& key) {
+    return asked([&](c10d::Store& at) { return text_of(at.get(key)); });
+  }
 
   /// Runs one exchange; what it throws becomes the name of the rank that is to blame.
   template <typename Function>
@@ -153,7 +172,7 @@ struct Ranks::State {
       } catch (const std::exception& error) {
         if (work->isCompleted()) fail(what, first_sentence(error.what()));
       }
-      if (guarded(what, [&] { return store->check({distributed::kFailedKey}); }))
+      if (guarded(what, [&] { return is_set(distributed::kFailedKey); }))
         fail(what, "another rank's exchange failed");
     }
     fail(what, "time is up");
@@ -161,11 +180,12 @@ struct Ranks::State {
 
   /// Found out once: whatever else is under way fails for the same reason, and need not ask again.
   [[noreturn]] void fail(const std::string& what, const std::string& cause) {
+    const std::lock_guard lock(failing);
     if (!failed) failed.emplace(reason_of(what, cause));
     throw *failed;
   }
 
-  RankError reason_of(const std::string& what, const std::string& cause) const;
+  RankError reason_of(const std::string& what, const std::string& cause);
 
   /// However long it takes, unless a rank is lost.
   void wait_until(const std::string& what, const std::function<bool()>& holds);
@@ -173,26 +193,26 @@ struct Ranks::State {
 
 /// Gloo says that a connection broke, not whose. So those that are left sign in where they met: who does not
 /// is gone or hangs.
-RankError Ranks::State::reason_of(const std::string& what, const std::string& cause) const {
+RankError Ranks::State::reason_of(const std::string& what, const std::string& cause) {
   constexpr std::chrono::milliseconds kPatience{1200}, kPause{20};
   const std::string begin = detail::concat("rank ", rank, " of ", size, ", ", what, ": ");
   std::vector<int> missing;
   try {
-    store->setTimeout(kPatience);
+    asked([&](c10d::Store& at) { at.setTimeout(kPatience); });
     const auto key_of = [](int each) { return distributed::kSignedInKey + std::to_string(each); };
-    store->set(distributed::kFailedKey, bytes_of(what));
-    store->set(key_of(rank), bytes_of(what));
+    set(distributed::kFailedKey, what);
+    set(key_of(rank), what);
     for (const auto start = Clock::now();; std::this_thread::sleep_for(kPause)) {
-      if (store->check({distributed::kLostKey})) {
-        const LostRank lost = read_lost(text_of(store->get(distributed::kLostKey)));
+      if (is_set(distributed::kLostKey)) {
+        const LostRank lost = read_lost(get(distributed::kLostKey));
         return RankError(detail::concat(begin, "rank ", lost.rank, " is gone: ", lost.why, "."), {lost.rank});
       }
       missing.clear();
       for (int each = 0; each < size; ++each)
-        if (each != rank && !store->check({key_of(each)})) missing.push_back(each);
+        if (each != rank && !is_set(key_of(each))) missing.push_back(each);
       if (missing.empty() || Clock::now() - start > kPatience) break;
     }
-    if (!missing.empty()) store->set(distributed::kUnansweringKey, bytes_of(numbers_text(missing)));
+    if (!missing.empty()) set(distributed::kUnansweringKey, numbers_text(missing));
   } catch (const std::exception&) {
     return RankError(detail::concat(begin,
                                     "the process that holds the ranks' meeting place is gone, rank 0 or the "
@@ -364,9 +384,9 @@ std::string Ranks::told(std::string text) const {
 
 void Ranks::State::wait_until(const std::string& what, const std::function<bool()>& holds) {
   // All ask the one process that holds the meeting place: a thousand of them less often each.
-  const auto pause = std::max(std::chrono::microseconds(20'000), std::chrono::microseconds(100) * size);
-  const auto is_set = [&](const char* name) { return store->check({name}); };
-  for (;; std::this_thread::sleep_for(pause)) {
+  const auto longest = std::max(std::chrono::microseconds(20'000), std::chrono::microseconds(100) * size);
+  auto pause = longest / 16;
+  for (;; std::this_thread::sleep_for(pause), pause = std::min(2 * pause, longest)) {
     if (guarded(what, holds)) return;
     if (guarded(what, [&] { return is_set(distributed::kLostKey) || is_set(distributed::kFailedKey); }))
       fail(what, "another rank has failed");
@@ -377,31 +397,41 @@ void Ranks::wait_for_first() const {
   if (state_->size == 1) return;
   const std::string what = "waiting for rank 0";
   const std::string key = "first/" + std::to_string(state_->waits_for_first++);
-  if (state_->rank == 0) return state_->guarded(what, [&] { state_->store->set(key, bytes_of("here")); });
-  state_->wait_until(what, [&] { return state_->store->check({key}); });
+  if (state_->rank == 0) return state_->guarded(what, [&] { state_->set(key, "here"); });
+  state_->wait_until(what, [&] { return state_->is_set(key); });
 }
 
-std::vector<std::string> Ranks::exchanged(const std::string& text) const {
-  if (state_->size == 1) return {text};
+std::string Ranks::decided(const std::string& text,
+                           const std::function<std::string(const std::vector<std::string>&)>& decide) const {
+  if (state_->size == 1) return decide({text});
+  State& state = *state_;
   const std::string what = "waiting for all ranks";
-  const std::string key = "all/" + std::to_string(state_->waits_for_all++);
-  int64_t there = state_->guarded(what, [&] { return state_->store->add(key, 1); });
-  if (there < state_->size)
-    state_->wait_until(what, [&] { return state_->store->add(key, 0) >= state_->size; });
-  const at::Tensor length = at::empty({1}, at::kLong);
-  length.mutable_data_ptr<int64_t>()[0] = static_cast<int64_t>(text.size());
-  const at::Tensor lengths = gathered(length);
-  const auto* const sizes = lengths.const_data_ptr<int64_t>();
-  const int64_t longest = std::max<int64_t>(1, *std::max_element(sizes, sizes + state_->size));
-  const at::Tensor bytes = at::zeros({longest}, at::kByte);
-  std::copy(text.begin(), text.end(), bytes.mutable_data_ptr<uint8_t>());
-  const at::Tensor all = gathered(bytes);
-  std::vector<std::string> texts;
-  for (int rank = 0; rank < state_->size; ++rank) {
-    const uint8_t* const begin = all.const_data_ptr<uint8_t>() + rank * longest;
-    texts.emplace_back(begin, begin + sizes[rank]);
+  const std::string key = "decided/" + std::to_string(state.decisions++);
+  const auto text_key = [&](int rank) { return detail::concat(key, "/", rank); };
+  state.guarded(what, [&] {
+    state.set(text_key(state.rank), text);
+    state.asked([&](c10d::Store& at) { at.add(key, 1); });
+  });
+  if (state.rank != 0) {
+    state.wait_until(what, [&] { return state.is_set(key + "/verdict"); });
+    return state.guarded(what, [&] { return state.get(key + "/verdict"); });
   }
-  return texts;
+  state.wait_until(
+      what, [&] { return state.asked([&](c10d::Store& at) { return at.add(key, 0); }) >= state.size; });
+  std::vector<std::string> texts;
+  for (int rank = 0; rank < state.size; ++rank) {
+    texts.push_back(state.guarded(what, [&] { return state.get(text_key(rank)); }));
+    state.guarded(what, [&] { state.asked([&](c10d::Store& at) { at.deleteKey(text_key(rank)); }); });
+  }
+  std::string verdict = decide(texts);
+  state.guarded(what, [&] {
+    state.set(key + "/verdict", verdict);
+    // All have read the one before: they would not be here otherwise.
+    const std::string before = "decided/" + std::to_string(state.decisions - 2);
+    for (const std::string& old : {before, before + "/verdict"})
+      state.asked([&](c10d::Store& at) { at.deleteKey(old); });
+  });
+  return verdict;
 }
 
 struct MeetingPlace::State {

@@ -32,15 +32,20 @@ struct Arrangement {
   int64_t micro_batch = 1;   ///< sequences of one rank in one forward
   int64_t accumulation = 1;  ///< micro-batches of one rank in one step
   bool recomputes_blocks = false;
-  int64_t summed_bytes = 4;  ///< of an element of a gradient on its way: FP32, or 2
+  int64_t summed_bytes = 4;    ///< of an element of a gradient on its way: FP32, or 2
+  bool packs_weights = false;  ///< sharded weights travel as MXFP8 where they are matrices of blocks
 
   int64_t micro_batch_tokens() const { return micro_batch * sequence_length; }
   int64_t step_tokens() const { return micro_batch_tokens() * accumulation * ranks; }
   /// Whether gradients have FP32 sums beside them.
   bool has_sums() const { return ranks > 1 || accumulation > 1; }
+  bool gathers_packed() const { return packs_weights && shards(Sharding::Weights); }
   /// With one rank there is nothing to share.
   bool shards(Sharding at_least) const { return ranks > 1 && sharding >= at_least; }
 };
+
+/// Of a packed weight on its way: a code, and its share of a scale for 32.
+inline constexpr double kPackedBytes = 33.0 / 32;
 
 /// Gradients of parameters travel together up to so many bytes.
 inline constexpr int64_t kBucketBytes = 25 << 20;

@@ -83,7 +83,8 @@ std::vector<Outcome> best_of_each_sharding(const ModelShape& shape, const Precis
                               .sharding = sharding,
                               .sequence_length = question.sequence_length,
                               .recomputes_blocks = recomputes,
-                              .summed_bytes = question.summed_bytes};
+                              .summed_bytes = question.summed_bytes,
+                              .packs_weights = question.packs_weights};
       if (question.batch) arrangement.accumulation = 2;  // sums, if there may be any
       const int64_t most = question.batch ? *question.batch / question.ranks : kMostSequences;
       const int64_t largest = std::min(most, largest_micro_batch(shape, precision, arrangement, device));

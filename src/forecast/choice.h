@@ -38,6 +38,7 @@ struct Question {
   /// Sequences of a step on all ranks together; not given: one micro-batch of each rank.
   std::optional<int64_t> batch{};
   int64_t summed_bytes = 4;
+  bool packs_weights = false;
 };
 
 /// For each sharding that is asked about, the micro-batch that fits and gives the most tokens per second and

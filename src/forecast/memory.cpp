@@ -123,7 +123,9 @@ RankMemory memory_per_rank(const ModelShape& shape, const PrecisionPlan& precisi
   const double working_bytes = precision.working_bytes();
   const double states = arrangement.shards(Sharding::States) ? n.all / ranks : n.all;
   const bool comes_and_goes = arrangement.shards(Sharding::Weights);
-  const double gathered = comes_and_goes ? working_bytes * (n.outer + std::min(2.0, n.layers) * n.block) : 0;
+  double gathered = comes_and_goes ? working_bytes * (n.outer + std::min(2.0, n.layers) * n.block) : 0;
+  // The codes of all ranks' parts of the block that comes, and of this rank's.
+  if (arrangement.gathers_packed()) gathered += kPackedBytes * n.block * (1 + 1 / ranks);
   const Sums sums = sums_of(shape, arrangement, n);
 
   Moment idle{.working = working_bytes * (comes_and_goes ? n.all / ranks : n.all),

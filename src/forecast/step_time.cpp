@@ -123,14 +123,20 @@ class Exchange {
   double seconds(Collective collective, double bytes) const {
     return collective_seconds(collective, bytes, arrangement_.ranks, device_);
   }
-  double block_sum() const { return sum(static_cast<double>(shape_.block_parameters())); }
+  double block_sum() const {
+    if (arrangement_.gathers_packed()) return sum(matrices()) + sum(beside_matrices());
+    return sum(static_cast<double>(shape_.block_parameters()));
+  }
   double outer_sum() const {
     double all = 0;
     for (const int64_t size : shape_.first_parameter_sizes()) all += sum(static_cast<double>(size));
     for (const int64_t size : shape_.last_parameter_sizes()) all += sum(static_cast<double>(size));
     return all;
   }
-  double block_gather() const { return gather(static_cast<double>(shape_.block_parameters())); }
+  double block_gather() const {
+    if (!arrangement_.gathers_packed()) return gather(static_cast<double>(shape_.block_parameters()));
+    return seconds(Collective::AllGather, kPackedBytes * matrices()) + gather(beside_matrices());
+  }
   double outer_gather() const { return gather(static_cast<double>(shape_.outer_parameters())); }
   /// Of all gradients, whole, to every rank.
   double all_sum() const {
@@ -143,6 +149,14 @@ class Exchange {
   double embedding_sum() const { return sum(static_cast<double>(shape_.embedding_weights())); }
 
  private:
+  /// Elements of a block's matrices, and of its biases and norms: where the former are packed, each of the
+  /// two travels by itself.
+  double matrices() const {
+    double all = 0;
+    for (const Linear& linear : shape_.block_linears()) all += static_cast<double>(linear.weights());
+    return all;
+  }
+  double beside_matrices() const { return static_cast<double>(shape_.block_parameters()) - matrices(); }
   double whole_sum(double elements) const {
     return seconds(Collective::AllReduce, static_cast<double>(arrangement_.summed_bytes) * elements);
   }

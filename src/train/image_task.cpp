@@ -37,7 +37,7 @@ class ImageTask final : public Task {
  public:
   ImageTask(const RunConfig& config, const Ranks& ranks)
       : config_(config),
-        ranks_(ranks),
+        ranks_(takes_whole_batches(config) ? Ranks() : ranks),
         training_(read_images(*config.data.images, "train")),
         held_out_(read_images(*config.data.images, "t10k")),
         options_(batch_options()),

@@ -1,6 +1,7 @@
 #include "train/run_folder.h"
 
 #include <halfstep/error.h>
+#include <halfstep/ranks.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -410,6 +411,8 @@ void RunFolder::finish_saves(int64_t step) {
     checkpoints_->wait();
   } catch (const OldCheckpointError& error) {
     trouble = error.what();
+  } catch (const RankError&) {
+    throw;
   } catch (const Error& error) {
     // Of the disk, or of what somebody put among the checkpoints meanwhile.
     return note_failed_save(step, error.what());

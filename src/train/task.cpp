@@ -30,6 +30,13 @@ void Task::write_model(const std::filesystem::path& folder) {
 namespace halfstep::train {
 
 void check_batch_divides(const RunConfig& config, const Ranks& ranks) {
+  if (takes_whole_batches(config)) {
+    HALFSTEP_CHECK(config.train.accumulation >= ranks.size(),
+                   "run.reduction is canonical: each rank takes whole ",
+                   "micro-batches of a step, and train.accumulation is ", config.train.accumulation, " for ",
+                   ranks.size(), " ranks. Raise it, and lower data.batch_size, or start fewer ranks.");
+    return;
+  }
   const int64_t rows = config.data.batch_size, parts = ranks.size(), below = rows / parts * parts;
   HALFSTEP_CHECK(rows % parts == 0, "data.batch_size is ", rows, ", of which ", parts,
                  " ranks take equal parts. Set it to ", below > 0 ? detail::concat(below, " or ") : "",

@@ -169,7 +169,7 @@ class TextTask final : public Task {
  public:
   TextTask(const RunConfig& config, const Path& tokens_folder, int64_t most_text_bytes, const Ranks& ranks)
       : config_(config),
-        ranks_(ranks),
+        ranks_(takes_whole_batches(config) ? Ranks() : ranks),
         tokenizer_path_(tokenizer_path(config)),
         tokenizer_(tokenizer_path_ ? Tokenizer::from_file(*tokenizer_path_) : Tokenizer::bytes()),
         companions_(companions_of(config, tokenizer_path_)),

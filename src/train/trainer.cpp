@@ -214,8 +214,9 @@ class Trainer::Impl::Run {
     if (!trainer.training.is_sharded()) return {};
     return {.ranks = {.rank = trainer.ranks.rank(),
                       .size = trainer.ranks.size(),
-                      .exchanged =
-                          [ranks = trainer.ranks](const std::string& text) { return ranks.exchanged(text); }},
+                      .decided = [ranks = trainer.ranks](
+                                     const auto& text,
+                                     const auto& decide) { return ranks.decided(text, decide); }},
             .live_parts = [&trainer] { return trainer.training.live_parts(); }};
   }
 

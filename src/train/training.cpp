@@ -10,6 +10,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/ScalarType.h>
 
@@ -21,6 +22,7 @@
 #include "tensor/update_path.h"
 #include "train/choices.h"
 #include "train/phase_clock.h"
+#include "train/tasks.h"
 
 namespace halfstep::train {
 namespace {
@@ -77,16 +79,17 @@ MixedPrecision make_precision(const RunConfig& config, torch::nn::Module& model,
            .ranks = ranks,
            .reduction = {.type = reduction == "bf16"   ? at::kBFloat16
                                  : reduction == "fp16" ? at::kHalf
-                                                       : at::kFloat},
+                                                       : at::kFloat,
+                         .canonical_batches = takes_whole_batches(config) ? config.train.accumulation : 0},
            .sharding = sharding_of(config),
            .gather = config.run.gather == "fp8" ? Gather::Fp8 : Gather::Own}};
 }
 
-/// Each rank draws numbers of its own, and those of a step are the same whoever stopped and resumed before.
-void seed_step(const RunConfig& config, int64_t step, const Ranks& ranks) {
-  if (ranks.size() == 1) return;
+/// Numbers of its own for a part of a step, a rank's or a micro-batch's: the same whoever stopped and resumed
+/// before.
+void seed_part(const RunConfig& config, int64_t step, int64_t number) {
   uint64_t seed = static_cast<uint64_t>(config.train.seed);
-  for (const int64_t part : {step, int64_t{ranks.rank()}})
+  for (const int64_t part : {step, number})
     seed = (seed ^ static_cast<uint64_t>(part + 1)) * 0x9e3779b97f4a7c15 + (seed >> 29);
   at::manual_seed(seed);
 }
@@ -154,6 +157,9 @@ Training::Training(const RunConfig& config, std::unique_ptr<Task> task, const Ra
       precision_(make_precision(config, task_->model(), ranks)),
       optimizer_(precision_.params(), config),
       on_accelerator_(!kernels_serve(precision_.params().front().working)) {
+  HALFSTEP_CHECK(!on_accelerator_ || !takes_whole_batches(config),
+                 "run.reduction is canonical, and run.device ", config.run.device,
+                 ": such sums are for the CPU so far. Use fp32.");
   // How fast an accelerator could be is not measured: its products would have to be waited for.
   const auto flops = task_->flops_per_batch();
   if (!flops || on_accelerator_) return;
@@ -169,30 +175,37 @@ int64_t Training::parameters() const {
 }
 
 void Training::step(int64_t number, EventFile* histograms) {
-  const auto batches = static_cast<double>(config_.train.accumulation);
+  const int64_t batch_count = config_.train.accumulation;
+  const auto batches = static_cast<double>(batch_count);
+  const bool whole_batches = takes_whole_batches(config_);
+  const RankShare mine =
+      whole_batches ? ranks().share(batch_count) : RankShare{.first = 0, .count = batch_count};
   StepRecord record{.step = number, .items = task_->items_per_batch() * config_.train.accumulation};
   const at::Device device = device_of(precision_);
   reset_peak(device);
   PhaseClock clock;
-  seed_step(config_, number, ranks());
+  if (ranks().size() > 1 && !whole_batches) seed_part(config_, number, ranks().rank());
   at::Tensor loss_there;  // summed where it is, if the host would have to wait for it
-  for (int64_t batch = 0; batch < config_.train.accumulation; ++batch) {
+  const at::Tensor losses = at::zeros({batch_count}, at::kDouble);
+  for (int64_t batch = 0; batch < batch_count; ++batch) {
     between_steps_ = false;  // before: a task that throws may have counted the batch
     task_->take_batch();
     clock.lap(record.phases.data);
+    if (batch < mine.first || batch >= mine.first + mine.count) continue;
+    if (whole_batches) seed_part(config_, number, batch);
     const at::Tensor loss = precision_.forward([&] { return task_->loss(); });
     if (on_accelerator_) {
       const at::Tensor part = loss.detach().to(at::kFloat) / batches;
       loss_there = loss_there.defined() ? loss_there + part : part;
     } else {
-      record.loss += loss.item<double>() / batches;
+      losses.mutable_data_ptr<double>()[batch] = loss.item<double>();
     }
     clock.lap(record.phases.forward);
-    precision_.backward(batches > 1 ? loss / batches : loss,
-                        {.last = batch + 1 == config_.train.accumulation});
+    precision_.backward(batches > 1 ? loss / batches : loss, {.last = batch + 1 == mine.first + mine.count});
     clock.lap(record.phases.backward);
   }
-  record.loss = mean_over_ranks(record.loss);
+  if (whole_batches) seed_part(config_, number, batch_count);  // what follows, too, is the same on all
+  record.loss = mean_of(losses);
   precision_.close_sum();
   const GradSummary grads = precision_.inspect_grads();
   clock.lap(record.phases.inspect);
@@ -221,9 +234,15 @@ void Training::step(int64_t number, EventFile* histograms) {
   if (on_accelerator_) taken_.back().loss.emplace(std::vector<at::Tensor>{loss_there});
 }
 
-double Training::mean_over_ranks(double value) const {
-  if (ranks().size() == 1) return value;
-  const at::Tensor sum = at::full({1}, value, at::kDouble);
+/// Over a step's micro-batches and all ranks.
+double Training::mean_of(const at::Tensor& losses) const {
+  // Of whole batches each is one rank's, and zero on all others.
+  if (takes_whole_batches(config_)) ranks().sum(losses);
+  double mean = 0;
+  for (int64_t batch = 0; batch < losses.numel(); ++batch)
+    mean += losses.const_data_ptr<double>()[batch] / static_cast<double>(losses.numel());
+  if (takes_whole_batches(config_) || ranks().size() == 1) return mean;
+  const at::Tensor sum = at::full({1}, mean, at::kDouble);
   ranks().sum(sum);
   return sum.item<double>() / ranks().size();
 }

@@ -105,7 +105,7 @@ class Training {
   };
 
   void tell(Taken& taken);
-  double mean_over_ranks(double value) const;
+  double mean_of(const at::Tensor& losses) const;
   double stalled_share(const StepReport& report) const;
 
   /// As it was when it was first seen: of several steps that are told together the last may look well again.

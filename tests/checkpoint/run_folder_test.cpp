@@ -1,12 +1,17 @@
 // A run's folder: what is kept, who may write, and what is refused before the first step.
 #include <gtest/gtest.h>
 #include <halfstep/safetensors.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <barrier>
 #include <csignal>
+#include <deque>
 #include <fstream>
+#include <functional>
+#include <thread>
 
 #include "checkpoint/content.h"
 #include "checkpoint/leftovers.h"
@@ -79,6 +84,63 @@ TEST_F(RunFolder, AStepThatIsSavedAgainIsJudgedAnew) {
   writer.remove_newer_than(1);
   for (const int64_t step : {2, 3}) save(step, true);
   EXPECT_EQ(checkpoint_steps(run), (std::vector<int64_t>{2, 3}));
+}
+
+/// Ranks as threads.
+class Deciders {
+ public:
+  explicit Deciders(int size) : texts_(static_cast<size_t>(size)), here_(size, Decide{this}) {}
+
+  files::SavingRanks rank(int number) {
+    return {.rank = number,
+            .size = static_cast<int>(texts_.size()),
+            .decided = [this, number](const std::string& text, const auto& decide) {
+              texts_[static_cast<size_t>(number)] = text;
+              if (number == 0) decide_ = decide;
+              here_.arrive_and_wait();
+              return verdict_;
+            }};
+  }
+
+ private:
+  struct Decide {
+    Deciders* all;
+    void operator()() noexcept { all->verdict_ = all->decide_(all->texts_); }
+  };
+
+  std::vector<std::string> texts_;
+  std::function<std::string(const std::vector<std::string>&)> decide_;
+  std::string verdict_;
+  std::barrier<Decide> here_;
+};
+
+TEST_F(RunFolder, OfMoreRanksThanAProcessCanOpenFiles) {
+  constexpr int kRanks = 100;
+  Deciders deciders(kRanks);
+  CheckpointWriter writer(run, {.keep_last = 1});
+  const Content content({}, 3);
+  std::vector<std::thread> others;
+  for (int rank = 1; rank < kRanks; ++rank)
+    others.emplace_back([&, rank] { save_with_first(run, content.checkpoint(), deciders.rank(rank)); });
+  writer.save(content.checkpoint(), deciders.rank(0));
+  for (std::thread& other : others) other.join();
+
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit few{.rlim_cur = 64, .rlim_max = before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  EXPECT_EQ(files::verify_checkpoint(run, 3), std::vector<std::string>{});
+  const files::CheckpointReader first(run, 3);
+  std::deque<files::CheckpointReader> all;
+  EXPECT_EQ(error_of([&] {
+              for (size_t rank = 1; rank < kRanks; ++rank) {
+                const auto& part = all.emplace_back(first, rank).manifest().parts[0];
+                std::vector<std::byte> bytes(part.tensors[0].end - part.tensors[0].begin);
+                all.back().read(part, part.tensors[0], bytes);
+              }
+            }),
+            "no error");
+  EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
 }
 
 TEST_F(RunFolder, ASecondWriterIsToldWhoTheFirstIs) {

@@ -91,6 +91,27 @@ class Launch(unittest.TestCase):
             for (step, loss), (_, other) in zip(expected, found, strict=True):
                 self.assertAlmostEqual(loss, other, delta=2e-5 * loss, msg=f"{ranks} ranks, step {step}")
 
+    def test_canonical_sums_have_the_bits_of_one_process(self):
+        more = ("--set", "train.steps=8", "--set", "train.accumulation=4", "--set", "data.batch_size=6", "--set", "run.reduction=canonical")
+        for compute in ("bf16", "fp16"):
+            precision = ("--set", f"precision.compute={compute}")
+            self.train(1, f"one-{compute}", *more, *precision)
+            expected = self.folder / f"one-{compute}"
+            for ranks, shard in ((2, "none"), (3, "none"), (2, "weights")):
+                run = self.folder / f"{compute}-{ranks}-{shard}"
+                self.train(ranks, run.name, *more, *precision, "--set", f"run.shard={shard}")
+                self.assertEqual(losses_of(run), losses_of(expected), f"{ranks} ranks, {shard}")
+                self.assertEqual((run / "model/model.safetensors").read_bytes(), (expected / "model/model.safetensors").read_bytes())
+                if shard == "none":
+                    self.assertEqual(tensors_of(run), tensors_of(expected))
+        done = self.train(3, "few", "--set", "run.reduction=canonical", "--set", "train.accumulation=2", code=3)
+        self.assertIn("train.accumulation is 2 for 3 ranks", done.stderr)
+        # Stopped, and gone on with by another number of ranks.
+        self.train(2, "moved", *more, "--set", "train.steps=3", "--set", "optimizer.schedule=constant")
+        self.train(4, "moved", *more, "--set", "optimizer.schedule=constant")
+        self.train(1, "at-once", *more, "--set", "optimizer.schedule=constant")
+        self.assertEqual(tensors_of(self.folder / "moved"), tensors_of(self.folder / "at-once"))
+
     def test_a_rank_that_is_lost_is_named_and_restarts_end_with_the_same_bits(self):
         more = ("--set", "train.steps=40", "--set", "checkpoint.every=4", "--set", "train.accumulation=2")
         self.train(2, "undisturbed", *more)

@@ -30,17 +30,25 @@ using testing::texts_of_ranks;
 
 using Step = TrainStep<AdamWOptions>;
 
-/// Into one checkpoint, by all ranks.
-void save(const Ranks& ranks, const Step& step, const std::string& folder) {
+CheckpointFolder folder_of(const Ranks& ranks, const std::string& folder) {
   if (ranks.rank() == 0) std::filesystem::create_directories(folder);
   ranks.barrier();
-  CheckpointFolder checkpoints(
-      folder, {}, {.rank = ranks.rank(), .size = ranks.size(), .exchanged = [&](const std::string& text) {
-                     return ranks.exchanged(text);
-                   }});
-  checkpoints.save({.step = 1,
-                    .parts = {{"precision", step.mixed_precision().state_dict()},
-                              {"optimizer", step.optimizer().state_dict()}}});
+  return CheckpointFolder(
+      folder, {.keep_last = 2},
+      {.rank = ranks.rank(), .size = ranks.size(), .decided = [ranks](const auto& text, const auto& decide) {
+         return ranks.decided(text, decide);
+       }});
+}
+
+Checkpoint checkpoint_of(const Step& step, int64_t number = 1) {
+  return {.step = number,
+          .parts = {{"precision", step.mixed_precision().state_dict()},
+                    {"optimizer", step.optimizer().state_dict()}}};
+}
+
+/// Into one checkpoint, by all ranks.
+void save(const Ranks& ranks, const Step& step, const std::string& folder) {
+  folder_of(ranks, folder).save(checkpoint_of(step));
 }
 
 /// The states of all ranks, through files, as those of one process.
@@ -88,6 +96,92 @@ HALFSTEP_RANK_CASE(canonical_in_parts) {
   }
   return hash_of_one_process(ranks, step, arguments[3]) + " " + forward_hash(step, model) + " skipped " +
          std::to_string(skipped);
+}
+
+// arguments: folder
+HALFSTEP_RANK_CASE(saved_while_training) {
+  testing::Transformer model = made(/*seed=*/3);
+  auto options = options_for(ranks);
+  options.sharding = Sharding::Weights;
+  Step step(Precision::bf16(), model, AdamWOptions{.lr = 3e-3}, {.precision = options});
+  const auto hash_of_saved = [](const std::string& folder, int64_t number) {
+    HALFSTEP_CHECK(verify_checkpoint(folder, number).empty(), "damaged");
+    const Checkpoint saved = load_checkpoint(folder, number);
+    return hash_of({&saved.part("precision"), &saved.part("optimizer")});
+  };
+  std::string text, expected;
+  {
+    CheckpointFolder checkpoints = folder_of(ranks, arguments[0]);
+    for (int64_t number = 1; number <= 24; ++number) {
+      (void)step([&] {
+        const auto [ids, targets] = batch(number, ranks.rank());
+        return model.loss(ids, targets);
+      });
+      if (number % 3 != 0) continue;  // what is being written meanwhile
+      const std::string aside = arguments[0] + std::to_string(number);
+      if (number >= 21) {
+        save(ranks, step, aside);
+        expected += hash_of_saved(aside, 1) + " ";
+      }
+      checkpoints.save_async(checkpoint_of(step, number));
+    }
+    checkpoints.wait();
+    for (const int64_t number : checkpoints.steps()) text += hash_of_saved(arguments[0], number) + " ";
+  }
+  ranks.barrier();
+  return text == expected ? "equal" : text + "expected " + expected;
+}
+
+TEST(InParts, AreSavedWhileTrainingGoesOn) {
+  for (const int size : {1, 3}) {
+    const testing::ScratchFolder folder;
+    for (const std::string& text :
+         texts_of_ranks(size, "saved_while_training", {(folder.path() / "run").string()}))
+      EXPECT_EQ(text, "equal") << size << " ranks";
+  }
+}
+
+// arguments: folder, rank
+HALFSTEP_RANK_CASE(refused_while_training) {
+  testing::Transformer model = made(/*seed=*/3);
+  auto options = options_for(ranks);
+  options.sharding = Sharding::States;
+  Step step(Precision::bf16(), model, AdamWOptions{.lr = 3e-3}, {.precision = options});
+  CheckpointFolder checkpoints = folder_of(ranks, arguments[0]);
+  const auto train = [&] {
+    (void)step([&] {
+      const auto [ids, targets] = batch(1, ranks.rank());
+      return model.loss(ids, targets);
+    });
+  };
+  std::string text;
+  for (int64_t number = 1; number <= 4; ++number) {
+    Checkpoint checkpoint = checkpoint_of(step, number);
+    // One rank's part that no manifest can have: an Error on all of them, by its number.
+    if (number == 2 && std::to_string(ranks.rank()) == arguments[1])
+      checkpoint.parts["a/b"] = checkpoint.parts["optimizer"];
+    try {
+      checkpoints.save_async(std::move(checkpoint));
+    } catch (const Error& error) {
+      text += detail::concat("at ", number, ": ", error.what(), "; ");
+    }
+    train();
+  }
+  checkpoints.wait();
+  ranks.barrier();
+  for (const int64_t number : checkpoints.steps()) text += std::to_string(number) + " ";
+  return text;
+}
+
+TEST(InParts, WhatOneRankCannotSaveAllHearOf) {
+  for (const char* rank : {"0", "2"}) {
+    const testing::ScratchFolder folder;
+    for (const std::string& text :
+         texts_of_ranks(3, "refused_while_training", {(folder.path() / "run").string(), rank})) {
+      EXPECT_NE(text.find(std::string("at 3: rank ") + rank + ": "), std::string::npos) << text;
+      EXPECT_TRUE(text.ends_with("; 1 4 ")) << text;  // the third was not begun
+    }
+  }
 }
 
 class CanonicalInParts : public ::testing::TestWithParam<const char*> {};

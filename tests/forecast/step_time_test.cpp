@@ -39,6 +39,30 @@ TEST(StepTime, Fp8GainsLessThanItsRate) {
   EXPECT_LT(gain, 1402.6 / 794.5);
 }
 
+TEST(StepTime, PackedWeightsTravelInHalfTheTime) {
+  const ModelShape shape = known("llama-70b");
+  Device device = device_named("h100");
+  device.within_node.seconds_per_hop = device.between_nodes.seconds_per_hop = device.seconds_per_collective =
+      0;  // bytes alone
+  const auto exchanged = [&](Sharding sharding, bool packs) {
+    return step_time(shape, precision_plan("bf16"),
+                     {.ranks = 64, .sharding = sharding, .sequence_length = 8192, .packs_weights = packs},
+                     device)
+        .exchanged;
+  };
+  // Each element is gathered twice in 2 bytes and summed in 4, all over the same links; matrices of blocks
+  // are gathered in 33/32.
+  double matrices = 0;
+  for (const Linear& linear : shape.block_linears())
+    matrices += static_cast<double>(shape.layers * linear.weights());
+  const double blocks = static_cast<double>(shape.layers * shape.block_parameters()),
+               outer = static_cast<double>(shape.outer_parameters());
+  const double own = 2 * 2 * blocks + 2 * outer + 4 * (blocks + outer);
+  const double packed = own - 2 * (2 - 33.0 / 32) * matrices;
+  EXPECT_NEAR(exchanged(Sharding::Weights, true) / exchanged(Sharding::Weights, false), packed / own, 1e-9);
+  EXPECT_EQ(exchanged(Sharding::Gradients, true), exchanged(Sharding::Gradients, false));
+}
+
 TEST(StepTime, ExposedIsAPartOfWhatIsExchanged) {
   for (const char* model : {"gpt2-124m", "llama-8b", "llama-70b"})
     for (const auto& [word, sharding] : kShardings)
