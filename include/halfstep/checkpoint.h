@@ -49,8 +49,8 @@ struct CheckpointOptions {
 struct CheckpointRanks {
   int rank = 0, size = 1;
   /// On each rank, what the function that is given on rank 0 makes of all ranks' texts: Ranks::decided.
-  std::function<std::string(const std::string&,
-                            const std::function<std::string(const std::vector<std::string>&)>&)>
+  std::function<std::string(const std::string& about, const std::string& text,
+                            const std::function<std::string(const std::vector<std::string>&)>& decide)>
       decided{};
 };
 
@@ -112,7 +112,9 @@ class HALFSTEP_API CheckpointFolder {
   std::vector<int64_t> steps() const;
 
   /// Every tensor with the type, shape and strides that it was saved with; an Error if any bit of the
-  /// checkpoint has changed. With `live`, what is to be loaded into that state: see load_checkpoint.
+  /// checkpoint has changed. With `live`, what is to be loaded into that state: see load_checkpoint. What is
+  /// no part of a parameter (random numbers, where a rank stands in its data) is what this rank has saved
+  /// where as many ranks have, and else rank 0's: seed anew then.
   Checkpoint load(int64_t step, const std::map<std::string, StateDict>& live = {}) const;
 
   /// The latest; nothing if there is none. One that is damaged is an Error that names the one before it:
@@ -201,13 +203,14 @@ HALFSTEP_API void load_module_state(torch::nn::Module& module, const StateDict& 
 /// needs of the others'.
 struct SavedByRanks {
   std::vector<std::vector<std::string>> names;  ///< of each rank's state
+  std::size_t own = 0;                          ///< whose values count where they are no parts
   std::function<StateDict::Value(std::size_t rank, const std::string& name)> read;
 };
 
 /// Of these, what is to be loaded into `live`: the state of one rank of any number, or of one process. Runs
 /// of a parameter's elements, "working.layers.3.weight[0:65536]" (Param::is_part), are cut and put together
-/// anew; all else must be the same for all ranks, and is rank 0's. Bit for bit; an Error where elements
-/// are missing, or where the parameter lies in memory in another order than it did.
+/// anew; all else is what rank `own` has saved. Bit for bit; an Error where elements are missing, or where
+/// the parameter lies in memory in another order than it did.
 HALFSTEP_API StateDict resharded(const SavedByRanks& saved, const StateDict& live);
 /// The same for states in memory.
 HALFSTEP_API StateDict resharded(const std::vector<StateDict>& saved, const StateDict& live);

@@ -79,10 +79,11 @@ class HALFSTEP_API Ranks {
   at::Tensor gathered(const at::Tensor& tensor) const;
   /// Rank 0's text.
   std::string told(std::string text) const;
-  /// What rank 0's `decide` makes of the texts of all ranks, by rank, on each of them. Waits for all, however
-  /// long that takes: for what each does by itself, such as writing to a disk. Unlike the other calls it may
-  /// be under way on one thread while another exchanges tensors.
-  std::string decided(const std::string& text,
+  /// What rank 0's `decide` makes of the texts of all ranks, by rank, on each of them; an Error on all if it
+  /// throws. Waits for all, however long that takes, unless one of them hangs: for what each does by itself,
+  /// such as writing to a disk. Unlike the other calls it may be under way on several threads, and beside
+  /// exchanges of tensors, if each is `about` something else: those about the same come one after another.
+  std::string decided(const std::string& about, const std::string& text,
                       const std::function<std::string(const std::vector<std::string>&)>& decide) const;
   /// Returns when all ranks have called it.
   void barrier() const;
@@ -100,14 +101,21 @@ class HALFSTEP_API Ranks {
     struct State;
     std::shared_ptr<State> state_;
   };
-  /// sum(), begun. The tensor is in use until wait().
-  [[nodiscard]] Pending begin_sum(at::Tensor tensor, std::string what) const;
+  /// sum(), begun. The tensor is in use until wait(). `owner`: whose piece it is, of what begin_pieces began.
+  [[nodiscard]] Pending begin_sum(at::Tensor tensor, std::string what, const void* owner = nullptr) const;
   /// `part` of each rank, by rank, as `all`: [size x n] elements. Both are in use until wait().
   [[nodiscard]] Pending begin_gather(at::Tensor part, at::Tensor all, std::string what) const;
 
+  /// From here to end_pieces, `owner` begins sums at moments that differ from rank to rank. Exchanges match
+  /// by their order, so `begin_rest` is called before anything else is exchanged, and has to begin those that
+  /// are left.
+  void begin_pieces(const void* owner, std::function<void()> begin_rest) const;
+  void end_pieces(const void* owner) const;
+
  private:
   template <typename Begin>
-  Pending begun(std::vector<at::Tensor> tensors, std::string what, Begin begin) const;
+  Pending begun(std::vector<at::Tensor> tensors, std::string what, Begin begin,
+                const void* owner = nullptr) const;
 
   struct State;
   std::shared_ptr<State> state_;

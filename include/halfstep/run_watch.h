@@ -23,6 +23,7 @@ struct RunPlan {
   int64_t steps_done = 0;       ///< before this process; above 0 in a resumed run
   int64_t items_per_step = 0;   ///< counted in `unit`
   int64_t threads = 0;
+  int64_t ranks = 1;
 };
 
 /// How a run ended.

@@ -9,6 +9,7 @@
 #include <future>
 #include <vector>
 
+#include "checkpoint/resharding.h"
 #include "checkpoint_format/checkpoint_writer.h"
 #include "checkpoint_format/step_folders.h"
 #include "tensor/faults.h"
@@ -108,9 +109,12 @@ using checkpoint::Snapshot;
 
 struct CheckpointFolder::Impl {
   Impl(const std::filesystem::path& given, const CheckpointOptions& options, CheckpointRanks given_ranks)
-      : ranks{given_ranks.rank, given_ranks.size, std::move(given_ranks.decided)},
-        machine(fingerprint()),
-        folder(given) {
+      : ranks{.rank = given_ranks.rank, .size = given_ranks.size}, machine(fingerprint()), folder(given) {
+    // Two folders of one process are saved to by two threads, in an order of their own on each rank.
+    const std::filesystem::path whole = std::filesystem::absolute(given).lexically_normal();
+    ranks.decided = [decided = std::move(given_ranks.decided),
+                     about = (whole.parent_path().filename() / whole.filename()).string()](
+                        const std::string& text, const auto& decide) { return decided(about, text, decide); };
     if (ranks.rank > 0) return;
     writer.emplace(given, files::Retention{.keep_last = options.keep_last,
                                            .keep_every = options.keep_every,
@@ -119,9 +123,25 @@ struct CheckpointFolder::Impl {
   }
 
   Snapshot snapshot(const Checkpoint& given, Copies copies) const {
-    Snapshot taken = checkpoint::snapshot_of(given, copies);
+    Snapshot taken;
+    try {
+      if (ranks.size == 1) check_whole(given);
+      taken = checkpoint::snapshot_of(given, copies);
+    } catch (const std::exception& error) {
+      if (ranks.size == 1) throw;
+      // The others are about to wait for this one: it takes part, and all hear why there is nothing to save.
+      taken.content.step = given.step;
+      taken.content.refusal = error.what();
+    }
     taken.content.fingerprint = machine;
     return taken;
+  }
+
+  static void check_whole(const Checkpoint& given) {
+    for (const auto& [name, part] : given.parts)
+      HALFSTEP_CHECK(!checkpoint::is_of_parts(part), "checkpoint: part '", name,
+                     "' is of one rank of several, each of which has a part of the model. All ranks save "
+                     "together: give CheckpointFolder its CheckpointRanks on each of them.");
   }
 
   void write(const Snapshot& taken) {
@@ -186,7 +206,7 @@ bool CheckpointFolder::writing() const {
 std::vector<int64_t> CheckpointFolder::steps() const { return files::checkpoint_steps(impl_->folder); }
 
 Checkpoint CheckpointFolder::load(int64_t step, const std::map<std::string, StateDict>& live) const {
-  return load_checkpoint(impl_->folder, step, live);
+  return checkpoint::load_for_rank(impl_->folder, step, live, impl_->ranks.rank, impl_->ranks.size);
 }
 
 std::optional<Checkpoint> CheckpointFolder::load_latest(const std::map<std::string, StateDict>& live) const {

@@ -119,8 +119,9 @@ const ManifestPart& part_of(const CheckpointReader& reader, const std::string& n
   return *part;
 }
 
-SavedByRanks saved_by(const std::deque<CheckpointReader>& readers, const std::string& part) {
+SavedByRanks saved_by(const std::deque<CheckpointReader>& readers, const std::string& part, std::size_t own) {
   SavedByRanks saved;
+  saved.own = own;
   for (const CheckpointReader& reader : readers) {
     auto& names = saved.names.emplace_back();
     for (const auto& [name, scalar] : part_of(reader, part).scalars) names.push_back(name);
@@ -136,8 +137,15 @@ SavedByRanks saved_by(const std::deque<CheckpointReader>& readers, const std::st
 
 Checkpoint load_checkpoint(const std::filesystem::path& folder, int64_t step,
                            const std::map<std::string, StateDict>& live) {
+  return checkpoint::load_for_rank(folder, step, live, /*rank=*/0, /*size=*/1);
+}
+
+Checkpoint checkpoint::load_for_rank(const std::filesystem::path& folder, int64_t step,
+                                     const std::map<std::string, StateDict>& live, int rank, int size) {
   const at::NoGradGuard no_grad;
   const std::deque<CheckpointReader> readers = readers_of(folder, step);
+  const std::size_t own =
+      readers.size() == static_cast<std::size_t>(size) ? static_cast<std::size_t>(rank) : 0;
   const files::Manifest& first = readers[0].manifest();
   Checkpoint checkpoint{.step = step,
                         .parts = {},
@@ -153,9 +161,9 @@ Checkpoint load_checkpoint(const std::filesystem::path& folder, int64_t step,
     StateDict& state = checkpoint.parts[part.name];
     const auto wanted = live.find(part.name);
     if (wanted != live.end() && checkpoint::is_of_parts(wanted->second))
-      state = resharded(saved_by(readers, part.name), wanted->second);
+      state = resharded(saved_by(readers, part.name, own), wanted->second);
     else if (readers.size() > 1)
-      state = checkpoint::whole_state(saved_by(readers, part.name), layouts);
+      state = checkpoint::whole_state(saved_by(readers, part.name, own), layouts);
     else
       state = all_of(readers[0], part);
   }

@@ -78,7 +78,7 @@ class Resharding {
         if (const auto run = parsed(name)) runs_[run->name].push_back({rank, name, run->begin, run->end});
     for (auto& [name, runs] : runs_)
       std::ranges::sort(runs, {}, [](const SavedRun& run) { return run.begin; });
-    whole_.insert(saved.names[0].begin(), saved.names[0].end());
+    whole_.insert(saved.names[saved.own].begin(), saved.names[saved.own].end());
   }
 
   StateDict result() {
@@ -97,17 +97,17 @@ class Resharding {
       if (const auto saved_runs = runs_.find(base); saved_runs != runs_.end() && tensor != nullptr)
         found.set(name, of_runs(name, run, saved_runs->second, *tensor));
       else if (run && whole_.contains(base))
-        found.set(name, of_whole(*run, std::get<at::Tensor>(saved_.read(0, base))));
+        found.set(name, of_whole(*run, std::get<at::Tensor>(saved_.read(saved_.own, base))));
       else if (whole_.contains(name))
-        found.set(name, saved_.read(0, name));
+        found.set(name, saved_.read(saved_.own, name));
       else if (is_layout(name) && whole_.contains(working_of(name)))
-        found.set(name, layout_text(std::get<at::Tensor>(saved_.read(0, working_of(name)))));
+        found.set(name, layout_text(std::get<at::Tensor>(saved_.read(saved_.own, working_of(name)))));
     }
     // What nobody here asks for: whoever loads it says so.
     std::set<std::string> unasked;
     for (const auto& [base, runs] : runs_)
       if (!used.contains(base)) unasked.insert(base);
-    for (const std::string& name : saved_.names[0])
+    for (const std::string& name : saved_.names[saved_.own])
       if (!parsed(name) && !used.contains(name)) unasked.insert(name);
     for (const std::string& name : unasked) {
       if (is_part_text(name) || take_unasked(name, found)) continue;
@@ -116,7 +116,7 @@ class Resharding {
         continue;
       }
       // Elements of a parameter that is not here: more than those is left over.
-      if (!runs_.contains(name)) found.set(name, saved_.read(0, name));
+      if (!runs_.contains(name)) found.set(name, saved_.read(saved_.own, name));
     }
     return found;
   }
@@ -147,7 +147,7 @@ class Resharding {
     if (const auto saved_runs = runs_.find(base); saved_runs != runs_.end())
       found.set(name, of_runs(name, run, saved_runs->second, at::empty({0})));
     else if (run)
-      found.set(name, of_whole(*run, std::get<at::Tensor>(saved_.read(0, base))));
+      found.set(name, of_whole(*run, std::get<at::Tensor>(saved_.read(saved_.own, base))));
     else
       return false;
     return true;
@@ -156,7 +156,7 @@ class Resharding {
   /// The saved state is of ranks, this one is not: its elements must lie in the same order.
   void check_layout(const std::string& name) const {
     const std::string here = layout_text(live_.tensor(working_of(name)));
-    const std::string there = std::get<std::string>(saved_.read(0, name));
+    const std::string there = std::get<std::string>(saved_.read(saved_.own, name));
     HALFSTEP_CHECK(here == there, "resharded: '", working_of(name), "' lies in memory as ", here,
                    ", and was saved in parts of ", there, ".");
   }
@@ -259,8 +259,9 @@ StateDict whole_state(const SavedByRanks& saved, const std::map<std::string, std
       like = at::empty({end}, at::TensorOptions(at::kMeta).dtype(at::kByte));
     whole.set(name, like);
   }
-  for (const std::string& name : saved.names[0])
-    if (!parsed(name) && !is_layout(name) && !is_part_text(name)) whole.set(name, saved.read(0, name));
+  for (const std::string& name : saved.names[saved.own])
+    if (!parsed(name) && !is_layout(name) && !is_part_text(name))
+      whole.set(name, saved.read(saved.own, name));
   StateDict found;
   for (const auto& [name, value] : resharded(saved, whole))
     if (!is_layout(name) && !is_part_text(name)) found.set(name, value);

@@ -14,6 +14,11 @@ namespace halfstep::checkpoint {
 /// them ("layout."); what belongs to no parameter of which that is known has one dimension.
 StateDict whole_state(const SavedByRanks& saved, const std::map<std::string, std::string>& layouts);
 
+/// load_checkpoint, for one of `size` ranks: where as many have saved it, what is no part of a parameter is
+/// what this rank has saved.
+Checkpoint load_for_rank(const std::filesystem::path& folder, int64_t step,
+                         const std::map<std::string, StateDict>& live, int rank, int size);
+
 /// Whether a state is of a rank that has parts of parameters.
 bool is_of_parts(const StateDict& state);
 

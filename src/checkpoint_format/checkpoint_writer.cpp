@@ -70,6 +70,7 @@ std::vector<Place> places_of(const CheckpointToSave& checkpoint, Manifest& manif
 }
 
 void check(const CheckpointToSave& checkpoint) {
+  if (!checkpoint.refusal.empty()) throw Error(checkpoint.refusal);
   HALFSTEP_CHECK(checkpoint.step >= 0, "checkpoint: step ", checkpoint.step, " is negative.");
   std::set<std::string_view> parts;
   for (const PartToSave& part : checkpoint.parts) {

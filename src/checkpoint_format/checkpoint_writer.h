@@ -28,6 +28,7 @@ struct CheckpointToSave {
   std::vector<PartToSave> parts{};
   bool healthy = true;
   std::optional<double> score{};
+  std::string refusal{};  ///< why a rank has nothing to save: all of them hear of it
 };
 
 /// Processes that save one checkpoint together, each parts of its own.

@@ -379,6 +379,14 @@ void print_many(const Forecast& forecast) {
 
 void print_assumptions(const Forecast& forecast) {
   std::cout << "\n";
+  const bool shards = std::ranges::any_of(forecast.found, [](const Found& found) {
+    return found.chosen && found.chosen->arrangement.shards(Sharding::States);
+  });
+  if (forecast.device.name != "cpu" && (shards || forecast.precision.has_recipe()))
+    print_paragraph(
+        "Halfstep itself does not train so on accelerators yet: there each rank has all of the model, in "
+        "FP32, BF16 "
+        "or FP16, and parts and recipes are for one device or the CPU (docs/scale.md).");
   print_paragraph(
       "A model, not a measurement: products run at the rate that large ones reach on this device, exchanges "
       "take "
@@ -418,6 +426,9 @@ void write_plot(const Request& request, const Forecast& forecast) {
 }
 
 void run(const Request& request) {
+  if (request.gather != "own" && request.shard && *request.shard != "weights")
+    throw ExitWith(kUsage, "--gather fp8 is for --shard weights: with " + *request.shard +
+                               " no weights travel in a forward.");
   const Subject subject = subject_of(request.model);
   std::set<int64_t> ranks(request.ranks.begin(), request.ranks.end());
   if (ranks.empty()) ranks.insert(1);

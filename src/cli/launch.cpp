@@ -47,7 +47,10 @@ struct Ending {
   int exit_code() const { return signal != 0 ? kSignalled + signal : code; }
   /// Ends that all ranks come to together, each in its own time: rank 0 may still be saving.
   bool orderly(bool asked_to_stop) const {
-    if (signal != 0) return asked_to_stop && signal != SIGKILL;
+    // By what was passed on, and not by a crash beside it.
+    if (signal != 0)
+      return asked_to_stop &&
+             (signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGUSR1);
     return code == kDone || code == kDiverged || code == kOutOfTime || (asked_to_stop && code >= kSignalled);
   }
   std::string text() const {
@@ -89,6 +92,13 @@ class Signals {
   sigset_t before_{};
   int fd_ = -1;
 };
+
+/// Of this process, and of no other: a restarted run knows by it that the command is the same.
+const std::string& launch_name() {
+  static const std::string name =
+      detail::concat(getpid(), "-", std::chrono::system_clock::now().time_since_epoch().count());
+  return name;
+}
 
 /// The rank because of which an attempt ended.
 struct Failure {
@@ -152,9 +162,9 @@ class Attempt {
     if (exit_code_ == kSignalled) exit_code_ += asked_to_stop_;  // it had no signal of its own
     if (ending.orderly(asked_to_stop()) || failure_) return;
     LostRank lost{.rank = rank, .why = ending.text()};
-    // One that ends because of another is not the one to name, if that was on a host whose launcher is gone
-    // too.
-    if (hosts_.count() > 1 && ending.code == kRankLost)
+    // One that ends because of another is not the one to name: that one hangs, or was on a host whose
+    // launcher is gone too.
+    if (ending.code == kRankLost)
       if (const auto others = hosts_.unanswering(); !others.empty())
         lost = {.rank = others.front(), .why = "gone, or does not answer"};
     const LostRank first = hosts_.announce_lost(lost.rank, lost.why);
@@ -176,7 +186,8 @@ class Attempt {
                                                  {"MASTER_ADDR", hosts_.meeting_address()},
                                                  {"MASTER_PORT", std::to_string(hosts_.meeting_port())},
                                                  {"TORCHELASTIC_USE_AGENT_STORE", "True"},
-                                                 {"TORCHELASTIC_RESTART_COUNT", std::to_string(number)}};
+                                                 {"TORCHELASTIC_RESTART_COUNT", std::to_string(number)},
+                                                 {"HALFSTEP_LAUNCH", launch_name()}};
     // As many threads as the machine has, shared; LibTorch would start that many in each rank.
     if (getenv("OMP_NUM_THREADS") == nullptr)
       variables["OMP_NUM_THREADS"] = std::to_string(

@@ -218,8 +218,9 @@ void TrainScreen::header() {
   header_line("precision", plan_.precision);
   header_line("data", plan_.data);
   std::string steps = with_commas(plan_.steps) + " of " + with_commas(plan_.items_per_step) + " " +
-                      plan_.unit + ", " + std::to_string(plan_.threads) +
-                      (plan_.threads == 1 ? " thread" : " threads");
+                      plan_.unit + ", " +
+                      (plan_.ranks > 1 ? std::to_string(plan_.ranks) + " ranks of " : "") +
+                      std::to_string(plan_.threads) + (plan_.threads == 1 ? " thread" : " threads");
   if (plan_.steps_done > 0) steps += "; resumed after step " + with_commas(plan_.steps_done);
   header_line("steps", steps);
   header_line("folder", plan_.folder);

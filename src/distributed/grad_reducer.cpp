@@ -207,7 +207,7 @@ void GradReducer::send(std::size_t number) {
   if (sends_each_micro_batch()) bucket.flat = at::Tensor();  // `travelling` has it, or its values
   // For parts too: Gloo's sum that gives each rank a part is slower than the one that gives all to all
   // (LibTorch 2.13), and copies what it is given.
-  bucket.pending = ranks_.begin_sum(bucket.travelling, what);
+  bucket.pending = ranks_.begin_sum(bucket.travelling, what, this);
   constexpr std::size_t kMostOnTheirWay = 2;
   if (sends_each_micro_batch() && number >= kMostOnTheirWay) receive(buckets_[number - kMostOnTheirWay]);
 }
@@ -309,6 +309,7 @@ GradAgreement GradReducer::finish(const Found& found) {
     for (std::size_t i = 0; i < places_.size(); ++i) ready(i, canonical() || found.begun[i]);
     if (!canonical()) send_complete_buckets();
   }
+  ranks_.end_pieces(this);
   const auto extra = static_cast<int64_t>(found.largest.size());
   const at::Tensor message = at::zeros({1 + 2 * count + extra}, at::kLong);
   auto* numbers = message.mutable_data_ptr<int64_t>();
@@ -355,7 +356,19 @@ void GradReducer::add_to_part(std::size_t i, const at::Tensor& sum) {
   result_of(i).add_(laid_out.as_strided({part.elements}, {1}, part.first_element));
 }
 
+void GradReducer::begin_pieces(std::function<std::vector<char>()> begun) {
+  if (sends_each_micro_batch() || canonical()) return;
+  ranks_.begin_pieces(this, [this, begun = std::move(begun)] {
+    const std::vector<char> flags = begun();
+    for (std::size_t i = 0; i < places_.size(); ++i) ready(i, i < flags.size() && flags[i]);
+    send_complete_buckets();
+  });
+}
+
+GradReducer::~GradReducer() { ranks_.end_pieces(this); }
+
 void GradReducer::drop_step() {
+  ranks_.end_pieces(this);
   for (const Bucket& bucket : buckets_) broken_ |= bucket.sent;
   nodes_.clear();
   leaves_ = 0;

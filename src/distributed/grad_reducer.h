@@ -5,6 +5,7 @@
 #include <halfstep/ranks.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -42,6 +43,9 @@ struct GradAgreement {
 class GradReducer {
  public:
   GradReducer(Ranks ranks, GradReducerOptions options);
+  ~GradReducer();
+  GradReducer(const GradReducer&) = delete;
+  GradReducer& operator=(const GradReducer&) = delete;
   /// The Errors of the constructor.
   static void check(const Ranks& ranks, const GradReducerOptions& options);
 
@@ -54,6 +58,9 @@ class GradReducer {
   void begin_step(const std::vector<Param>& params);
   /// Before each backward.
   void begin_micro_batch();
+  /// Sums may leave from here on, bucket by bucket. `begun`: by parameter, whether it has a gradient; asked
+  /// where another exchange comes before this step's end.
+  void begin_pieces(std::function<std::vector<char>()> begun);
   /// Where the gradients of parameter `i` are added up on this rank, laid out as the parameter; undefined for
   /// one that did not require a gradient when the step began.
   at::Tensor sum_of(std::size_t i);

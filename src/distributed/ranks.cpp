@@ -9,8 +9,11 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <algorithm>
+#include <atomic>
+#include <condition_variable>
 #include <cstdlib>
 #include <functional>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <sstream>
@@ -117,7 +120,11 @@ struct Ranks::State {
   std::chrono::milliseconds timeout{};
   StorePtr store{};
   c10::intrusive_ptr<c10d::Backend> group{}, nccl{};
-  int64_t waits_for_first = 0, decisions = 0;
+  int handle = 0;  // of those that this process has made
+  int64_t waits_for_first = 0;
+  std::map<std::string, int64_t> decisions{};                              // by what they are about
+  std::vector<std::pair<const void*, std::function<void()>>> in_pieces{};  // as they were begun
+  bool completing = false;
   std::mutex asking;   // of the store: `decided` may be called beside the rest
   std::mutex failing;  // the first to find out asks the others
   std::optional<RankError> failed{};
@@ -136,6 +143,60 @@ struct Ranks::State {
   }
   std::string get(const std::string& key) {
     return asked([&](c10d::Store& at) { return text_of(at.get(key)); });
+  }
+  /// Of this handle: another one of the same process counts for itself.
+  std::string own_key(const std::string& name) const { return detail::concat("handle-", handle, "/", name); }
+
+  // Signs of life. Who waits without a limit, for a disk, learns by them that another process hangs.
+
+  std::thread beating{};
+  std::mutex beat_mutex;
+  std::condition_variable ending;
+  bool is_ending = false;
+
+  std::string beat_key(int of_rank) const { return own_key("beat/" + std::to_string(of_rank)); }
+  /// All of them go to the one process that holds the meeting place: thousands less often each.
+  std::chrono::milliseconds beat_pause() const {
+    return std::max({timeout / 5, std::chrono::milliseconds(20), std::chrono::milliseconds(1) * size});
+  }
+  void begin_beating() {
+    beating = std::thread([this] {
+      try {
+        for (int64_t count = 0;; ++count) {
+          set(beat_key(rank), std::to_string(count));
+          std::unique_lock lock(beat_mutex);
+          if (ending.wait_for(lock, beat_pause(), [this] { return is_ending; })) return;
+        }
+      } catch (const std::exception&) {
+        // The meeting place is gone: whatever exchanges next says so.
+      }
+    });
+  }
+
+  ~State() {
+    if (!beating.joinable()) return;
+    {
+      const std::lock_guard lock(beat_mutex);
+      is_ending = true;
+    }
+    ending.notify_one();
+    beating.join();
+  }
+  State() = default;
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+
+  /// Before an exchange: what others have begun in pieces, in the order in which they began; for a piece, of
+  /// those that began before its owner.
+  void complete_pieces(const void* before_owner) {
+    if (completing) return;
+    completing = true;
+    struct Done {
+      bool& flag;
+      ~Done() { flag = false; }
+    } const done{completing};
+    for (std::size_t i = 0; i < in_pieces.size() && in_pieces[i].first != before_owner; ++i)
+      in_pieces[i].second();
   }
 
   /// Runs one exchange; what it throws becomes the name of the rank that is to blame.
@@ -187,8 +248,9 @@ struct Ranks::State {
 
   RankError reason_of(const std::string& what, const std::string& cause);
 
-  /// However long it takes, unless a rank is lost.
-  void wait_until(const std::string& what, const std::function<bool()>& holds);
+  /// However long it takes, unless a rank is lost, or one of those that are waited for hangs.
+  void wait_until(const std::string& what, const std::function<bool()>& holds,
+                  const std::function<std::vector<int>()>& waited_for);
 };
 
 /// Gloo says that a connection broke, not whose. So those that are left sign in where they met: who does not
@@ -245,6 +307,8 @@ Ranks Ranks::from_environment(const RanksOptions& options) {
   state.local_rank = found->local_rank;
   state.size = found->size;
   state.timeout = options.timeout;
+  static std::atomic<int> made{0};
+  state.handle = made++;
   const std::string met_at = detail::concat(found->address, ":", found->port);
   try {
     state.store = open_store(*found, options.timeout);
@@ -261,8 +325,10 @@ Ranks Ranks::from_environment(const RanksOptions& options) {
     gloo->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(
         distributed::address_towards(found->address, found->port)));
     state.group = c10::make_intrusive<c10d::ProcessGroupGloo>(
-        c10::make_intrusive<c10d::PrefixStore>("gloo", state.store), state.rank, state.size, gloo);
+        c10::make_intrusive<c10d::PrefixStore>(state.own_key("gloo"), state.store), state.rank, state.size,
+        gloo);
   });
+  state.begin_beating();
   return ranks;
 }
 
@@ -293,8 +359,19 @@ void Ranks::Pending::wait() {
   if (state->result.defined()) state->result.copy_(state->tensors.back());
 }
 
+void Ranks::begin_pieces(const void* owner, std::function<void()> begin_rest) const {
+  end_pieces(owner);
+  state_->in_pieces.emplace_back(owner, std::move(begin_rest));
+}
+
+void Ranks::end_pieces(const void* owner) const {
+  std::erase_if(state_->in_pieces, [&](const auto& each) { return each.first == owner; });
+}
+
 template <typename Begin>
-Ranks::Pending Ranks::begun(std::vector<at::Tensor> tensors, std::string what, Begin begin) const {
+Ranks::Pending Ranks::begun(std::vector<at::Tensor> tensors, std::string what, Begin begin,
+                            const void* owner) const {
+  state_->complete_pieces(owner);
   for (const at::Tensor& tensor : tensors) State::check_contiguous(tensor);
   Pending pending;
   pending.state_ = std::make_shared<Pending::State>(
@@ -311,10 +388,11 @@ Ranks::Pending Ranks::begun(std::vector<at::Tensor> tensors, std::string what, B
   return pending;
 }
 
-Ranks::Pending Ranks::begin_sum(at::Tensor tensor, std::string what) const {
+Ranks::Pending Ranks::begin_sum(at::Tensor tensor, std::string what, const void* owner) const {
   if (state_->size == 1) return {};
-  return begun({std::move(tensor)}, std::move(what),
-               [](c10d::Backend& backend, auto& tensors) { return backend.allreduce(tensors); });
+  return begun(
+      {std::move(tensor)}, std::move(what),
+      [](c10d::Backend& backend, auto& tensors) { return backend.allreduce(tensors); }, owner);
 }
 
 Ranks::Pending Ranks::begin_gather(at::Tensor part, at::Tensor all, std::string what) const {
@@ -365,6 +443,7 @@ at::Tensor Ranks::gathered(const at::Tensor& tensor) const {
 
 void Ranks::barrier() const {
   if (state_->size == 1) return;
+  state_->complete_pieces(nullptr);
   state_->wait("a barrier", state_->guarded("a barrier", [&] { return state_->group->barrier(); }));
 }
 
@@ -382,56 +461,88 @@ std::string Ranks::told(std::string text) const {
   return text;
 }
 
-void Ranks::State::wait_until(const std::string& what, const std::function<bool()>& holds) {
+void Ranks::State::wait_until(const std::string& what, const std::function<bool()>& holds,
+                              const std::function<std::vector<int>()>& waited_for) {
   // All ask the one process that holds the meeting place: a thousand of them less often each.
   const auto longest = std::max(std::chrono::microseconds(20'000), std::chrono::microseconds(100) * size);
   auto pause = longest / 16;
+  auto next_look = Clock::now() + beat_pause();
+  std::map<int, std::pair<std::string, Clock::time_point>> beats;  // and since when they are the same
   for (;; std::this_thread::sleep_for(pause), pause = std::min(2 * pause, longest)) {
     if (guarded(what, holds)) return;
     if (guarded(what, [&] { return is_set(distributed::kLostKey) || is_set(distributed::kFailedKey); }))
       fail(what, "another rank has failed");
+    if (Clock::now() < next_look) continue;
+    next_look = Clock::now() + beat_pause();
+    for (const int each : guarded(what, waited_for)) {
+      const std::string beat =
+          guarded(what, [&] { return is_set(beat_key(each)) ? get(beat_key(each)) : ""; });
+      auto& [last, since] = beats.try_emplace(each, std::string("none yet"), Clock::now()).first->second;
+      if (last != beat) {
+        last = beat;
+        since = Clock::now();
+      }
+      if (Clock::now() - since > timeout) fail(what, "time is up");
+    }
   }
 }
 
 void Ranks::wait_for_first() const {
   if (state_->size == 1) return;
   const std::string what = "waiting for rank 0";
-  const std::string key = "first/" + std::to_string(state_->waits_for_first++);
+  const std::string key = state_->own_key("first/" + std::to_string(state_->waits_for_first++));
   if (state_->rank == 0) return state_->guarded(what, [&] { state_->set(key, "here"); });
-  state_->wait_until(what, [&] { return state_->is_set(key); });
+  state_->wait_until(what, [&] { return state_->is_set(key); }, [] { return std::vector<int>{0}; });
 }
 
-std::string Ranks::decided(const std::string& text,
+std::string Ranks::decided(const std::string& about, const std::string& text,
                            const std::function<std::string(const std::vector<std::string>&)>& decide) const {
   if (state_->size == 1) return decide({text});
   State& state = *state_;
-  const std::string what = "waiting for all ranks";
-  const std::string key = "decided/" + std::to_string(state.decisions++);
+  const std::string what = "waiting for all ranks, about " + about;
+  const int64_t number = state.asked([&](c10d::Store&) { return state.decisions[about]++; });
+  const auto key_of = [&](int64_t each) {
+    return state.own_key(detail::concat("decided/", about, "/", each));
+  };
+  const std::string key = key_of(number), verdict_key = key + "/verdict";
   const auto text_key = [&](int rank) { return detail::concat(key, "/", rank); };
   state.guarded(what, [&] {
     state.set(text_key(state.rank), text);
     state.asked([&](c10d::Store& at) { at.add(key, 1); });
   });
+  constexpr char kFine = '+', kThrew = '!';
+  std::string verdict;
   if (state.rank != 0) {
-    state.wait_until(what, [&] { return state.is_set(key + "/verdict"); });
-    return state.guarded(what, [&] { return state.get(key + "/verdict"); });
+    state.wait_until(what, [&] { return state.is_set(verdict_key); }, [] { return std::vector<int>{0}; });
+    verdict = state.guarded(what, [&] { return state.get(verdict_key); });
+  } else {
+    state.wait_until(
+        what, [&] { return state.asked([&](c10d::Store& at) { return at.add(key, 0); }) >= state.size; },
+        [&] {
+          std::vector<int> missing;
+          for (int rank = 0; rank < state.size; ++rank)
+            if (!state.is_set(text_key(rank))) missing.push_back(rank);
+          return missing;
+        });
+    std::vector<std::string> texts;
+    for (int rank = 0; rank < state.size; ++rank) {
+      texts.push_back(state.guarded(what, [&] { return state.get(text_key(rank)); }));
+      state.guarded(what, [&] { state.asked([&](c10d::Store& at) { at.deleteKey(text_key(rank)); }); });
+    }
+    try {
+      verdict = kFine + decide(texts);
+    } catch (const std::exception& error) {
+      verdict = kThrew + std::string(error.what());
+    }
+    state.guarded(what, [&] {
+      state.set(verdict_key, verdict);
+      // All have read the one before: they would not be here otherwise.
+      for (const std::string& old : {key_of(number - 1), key_of(number - 1) + "/verdict"})
+        state.asked([&](c10d::Store& at) { at.deleteKey(old); });
+    });
   }
-  state.wait_until(
-      what, [&] { return state.asked([&](c10d::Store& at) { return at.add(key, 0); }) >= state.size; });
-  std::vector<std::string> texts;
-  for (int rank = 0; rank < state.size; ++rank) {
-    texts.push_back(state.guarded(what, [&] { return state.get(text_key(rank)); }));
-    state.guarded(what, [&] { state.asked([&](c10d::Store& at) { at.deleteKey(text_key(rank)); }); });
-  }
-  std::string verdict = decide(texts);
-  state.guarded(what, [&] {
-    state.set(key + "/verdict", verdict);
-    // All have read the one before: they would not be here otherwise.
-    const std::string before = "decided/" + std::to_string(state.decisions - 2);
-    for (const std::string& old : {before, before + "/verdict"})
-      state.asked([&](c10d::Store& at) { at.deleteKey(old); });
-  });
-  return verdict;
+  if (verdict.front() == kThrew) throw Error(verdict.substr(1));
+  return verdict.substr(1);
 }
 
 struct MeetingPlace::State {

@@ -3,8 +3,6 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
-#include <ATen/ops/where.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/InferenceMode.h>
 #include <halfstep/error.h>
@@ -120,6 +118,7 @@ ShardedWeights::ShardedWeights(Ranks ranks, ShardLayout layout, const std::vecto
       const at::Tensor whole = at::empty({layout_.elements_of(group)}, layout_.groups[group].type).zero_();
       for (const std::size_t i : layout_.groups[group].params) {
         at::Tensor& working = model_[i];
+        if (working.numel() == 0) continue;  // nothing to share
         const at::Tensor place =
             whole.as_strided(working.sizes(), working.strides(), layout_.places[i].first_element);
         place.copy_(working);
@@ -180,9 +179,10 @@ Param ShardedWeights::part_of(const Param& param, std::size_t i) {
 
 void ShardedWeights::check_in_place() const {
   for (std::size_t i = 0; i < model_.size(); ++i)
-    HALFSTEP_CHECK(model_[i].storage().unsafeGetStorageImpl() ==
-                           groups_[layout_.places[i].group].whole.storage().unsafeGetStorageImpl() &&
-                       model_[i].scalar_type() == layout_.groups[layout_.places[i].group].type,
+    HALFSTEP_CHECK(model_[i].numel() == 0 ||
+                       (model_[i].storage().unsafeGetStorageImpl() ==
+                            groups_[layout_.places[i].group].whole.storage().unsafeGetStorageImpl() &&
+                        model_[i].scalar_type() == layout_.groups[layout_.places[i].group].type),
                    "MixedPrecision: other memory was put under '", parts_[i].name,
                    "', by torch::load, set_data or Module::to. Of a sharded model each rank has a part of "
                    "the master, so load weights before MixedPrecision is made, or with load_state_dict.");
@@ -222,25 +222,42 @@ void ShardedWeights::share_update(bool all_changed) {
 // Weights that come and go
 
 ShardedWeights::Use::Use(ShardedWeights& weights, Pass pass)
-    : weights_(weights), goes_(pass == Pass::Backward || !at::GradMode::is_enabled()) {
+    : weights_(weights),
+      goes_(pass == Pass::Backward || !at::GradMode::is_enabled()),
+      outer_pass_(weights.pass_),
+      outer_may_pack_(weights.may_pack_),
+      outer_used_last_(weights.used_last_) {
   if (!weights.comes_and_goes_) return;
   guard_.emplace(kUseKey);
-  // What is there of a pass that is over may be rounded.
-  if (std::exchange(weights.may_pack_, !(pass == Pass::Forward && goes_)) != weights.may_pack_)
-    weights.let_all_go();
-  weights.pass_ = pass;
-  weights.used_last_ = kNone;
+  ++weights.uses_;
+  weights.begin_pass(pass, /*may_pack=*/!(pass == Pass::Forward && goes_));
   const auto first = weights.next_.find({pass, kNone});
   if (first != weights.next_.end()) weights.begin(first->second);
 }
 
 ShardedWeights::Use::~Use() {
-  if (!weights_.comes_and_goes_ || !goes_) return;
+  if (!weights_.comes_and_goes_) return;
+  const bool is_inner = --weights_.uses_ > 0;
   try {
-    weights_.let_all_go();
+    if (goes_) weights_.let_all_go();
+    // A look at the model in the middle of a forward: that one goes on as it was.
+    if (is_inner) weights_.begin_pass(outer_pass_, outer_may_pack_);
   } catch (const std::exception&) {
     // A rank is gone: whatever exchanges next says so.
   }
+  if (is_inner) weights_.used_last_ = outer_used_last_;
+}
+
+void ShardedWeights::begin_pass(Pass pass, bool may_pack) {
+  // What is there of another pass may be rounded.
+  if (std::exchange(may_pack_, may_pack) != may_pack) let_all_go();
+  pass_ = pass;
+  used_last_ = kNone;
+}
+
+void ShardedWeights::note_in_order(std::size_t number) {
+  order_ = static_cast<std::int32_t>(
+      (static_cast<std::uint32_t>(order_) * 31 + static_cast<std::uint32_t>(number) + 1) & 0x7fffffff);
 }
 
 void ShardedWeights::begin(std::size_t block) {
@@ -251,14 +268,13 @@ void ShardedWeights::begin(std::size_t block) {
   // The exchange has threads of its own, whose operations would wait here for themselves.
   const c10::impl::ExcludeDispatchKeyGuard not_a_use(kUseKey);
   blocks_[block] = Presence::Coming;
-  order_ = static_cast<std::int32_t>(
-      (static_cast<std::uint32_t>(order_) * 31 + static_cast<std::uint32_t>(block) + 1) & 0x7fffffff);
+  note_in_order(block);
   for (const std::size_t number : layout_.blocks[block].groups) {
     Group& group = groups_[number];
     c10::StorageImpl& storage = *group.whole.storage().unsafeGetStorageImpl();
     storage.clear_data_ptr_access_error_msg_();
     storage.set_data_ptr_noswap(c10::GetAllocator(c10::kCPU)->allocate(storage.nbytes()));
-    const std::string what = detail::concat("the weights of ", layout_.blocks[block].name);
+    const std::string what = "the weights of " + name_of_block(block);
     group.was_packed = may_pack_ && layout_.groups[number].packs;
     if (group.was_packed)
       group.codes = at::empty({ranks_.size() * packed_bytes(group.part.numel())}, at::kByte);
@@ -286,6 +302,11 @@ void ShardedWeights::finish(std::size_t block) {
   }
 }
 
+std::string ShardedWeights::name_of_block(std::size_t block) const {
+  const std::string& name = layout_.blocks[block].name;
+  return name.empty() ? "no block" : "'" + name + "'";
+}
+
 /// What somebody wrote while they were there counts, as it does for weights that stay.
 void ShardedWeights::keep_edits(std::size_t block) {
   const c10::InferenceMode as_for_training(false);
@@ -296,15 +317,12 @@ void ShardedWeights::keep_edits(std::size_t block) {
     if (std::ranges::none_of(params, [&](std::size_t i) { return model_[i]._version() != versions_[i]; }))
       continue;
     const Group& group = groups_[number];
-    const at::Tensor here = group.whole.narrow(0, group.part.numel() * ranks_.rank(), group.part.numel());
-    if (group.was_packed) {
-      // Only what somebody wrote: the rest is rounded.
-      const at::Tensor came = at::empty_like(group.part);
-      unpack(packed(group.part), came);
-      group.part.copy_(at::where(here.eq(came), group.part, here));
-    } else {
-      group.part.copy_(here);
-    }
+    // Which elements were written cannot be told, and the others are rounded.
+    HALFSTEP_CHECK(
+        !group.was_packed, "MixedPrecision: a matrix of ", name_of_block(block),
+        " was written in a forward that trains. With Gather::Fp8 the values there are rounded ones: "
+        "write in a forward without gradients (at::NoGradGuard around mp.forward).");
+    group.part.copy_(group.whole.narrow(0, group.part.numel() * ranks_.rank(), group.part.numel()));
     for (const std::size_t i : params) versions_[i] = model_[i]._version();
   }
 }
@@ -318,8 +336,9 @@ void ShardedWeights::let_go(std::size_t block) {
     c10::StorageImpl& storage = *groups_[number].whole.storage().unsafeGetStorageImpl();
     storage.set_data_ptr_noswap(c10::DataPtr(nullptr, c10::Device(c10::kCPU)));
     storage.release_data_and_set_meta_custom_data_ptr_error_msg_(detail::concat(
-        "MixedPrecision: weights of '", layout_.blocks[block].name,
-        "' are read or written while each rank has its part of them only. Use them inside mp.forward."));
+        "MixedPrecision: weights of ", name_of_block(block),
+        " are read or written while each rank has its part of them only. Use them inside mp.forward, on all "
+        "ranks; to save them, CheckpointFolder with CheckpointRanks."));
   }
 }
 
@@ -336,6 +355,7 @@ void ShardedWeights::need(const std::vector<std::size_t>& blocks, bool may_let_g
   if (used == blocks.end() || *used == used_last_) return;
   next_[{pass_, used_last_}] = *used;
   used_last_ = *used;
+  note_in_order(blocks_.size() + *used);  // one may have come ahead and not have been used
   for (std::size_t block = 0; block < of_no_block; ++block)
     if (std::ranges::find(blocks, block) == blocks.end()) let_go(block);
   const auto next = next_.find({pass_, used_last_});

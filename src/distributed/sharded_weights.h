@@ -56,6 +56,9 @@ class ShardedWeights {
     ShardedWeights& weights_;
     std::optional<c10::impl::IncludeDispatchKeyGuard> guard_;
     bool goes_;  // at the end: no backward follows
+    Pass outer_pass_;
+    bool outer_may_pack_;
+    std::size_t outer_used_last_;
   };
 
   /// Which blocks have come, in their order, as one number: the same on all ranks, or their weights are not
@@ -73,6 +76,9 @@ class ShardedWeights {
   enum class Presence { Gone, Coming, There };
 
   friend void make_present(const std::vector<c10::StorageImpl*>& storages, bool may_let_go);
+  void begin_pass(Pass pass, bool may_pack);
+  void note_in_order(std::size_t number);
+  std::string name_of_block(std::size_t block) const;
   void begin(std::size_t block);
   void finish(std::size_t block);
   void keep_edits(std::size_t block);
@@ -93,6 +99,7 @@ class ShardedWeights {
   std::vector<int64_t> versions_;      // of the model's tensors, when they came
   std::vector<int64_t> seen_updates_;  // of the parts
   static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
+  int uses_ = 0;  // one inside another
   Pass pass_ = Pass::Forward;
   bool may_pack_ = false;                                     // in this pass
   std::size_t used_last_ = kNone;                             // a block

@@ -209,9 +209,14 @@ void GradAccumulator::close(const std::vector<Param>& params, const std::vector<
   }
   if (reducer_ && !closed_) sum_over_ranks(params, largest);
   closed_ = true;
-  for (std::size_t i = 0; i < sums_.size(); ++i)
-    if (sums_[i].begun)
-      updated[i].working.mutable_grad() = reducer_ ? reducer_->result_of(i) : sums_[i].values;
+  for (std::size_t i = 0; i < sums_.size(); ++i) {
+    if (!sums_[i].begun) continue;
+    at::Tensor sum = reducer_ ? reducer_->result_of(i) : sums_[i].values;
+    // Not a view of its bucket: LibTorch's zero_grad detaches gradients in place, which views refuse. None
+    // where other ranks require a gradient and this one does not.
+    if (reducer_ && sum.defined()) sum = sum.detach();
+    updated[i].working.mutable_grad() = sum;
+  }
 }
 
 void GradAccumulator::sum_over_ranks(const std::vector<Param>& params, std::vector<int32_t>* largest) {

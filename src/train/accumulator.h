@@ -27,6 +27,10 @@ class GradAccumulator {
   /// it.
   void add_micro_batch_on_device(const std::vector<Param>& params, const at::Tensor& loss_scale);
 
+  /// With ranks: gradients may leave from here on.
+  void begin_pieces() {
+    reducer_->begin_pieces([this] { return begun(); });
+  }
   /// With ranks: the gradient of parameter `i` is complete, in what may be the last micro-batch. It is added
   /// and dropped, and may travel while backward goes on.
   void add_last_of(const std::vector<Param>& params, std::size_t i, double loss_scale);

@@ -13,6 +13,7 @@
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
+#include <cstring>
 #include <deque>
 #include <mutex>
 
@@ -166,12 +167,27 @@ int64_t fingerprint(const std::string& name, const at::Tensor& tensor) {
   return static_cast<int64_t>(std::hash<std::string>()(text));
 }
 
+/// All of a precision that ranks must have in common.
+std::string text_of(const Precision& precision) {
+  std::string text = detail::concat(precision.name(), "|", static_cast<int>(precision.weights), "|",
+                                    static_cast<int>(precision.float32_products));
+  if (const auto& scaling = precision.loss_scaling)
+    text += detail::concat("|", scaling->initial, "|", scaling->growth_factor, "|", scaling->backoff_factor,
+                           "|", scaling->growth_interval, "|", scaling->hysteresis, "|", scaling->floor, "|",
+                           scaling->cap, "|", scaling->max_consecutive_skips);
+  for (const WeightRule& rule : precision.weight_rules)
+    text += detail::concat("|", rule.pattern, "=", static_cast<int>(rule.storage));
+  for (const LayerRule& rule : precision.layer_rules)
+    text += detail::concat("|", rule.pattern, "=", rule.quantised);
+  return text;
+}
+
 /// Better said at once than by sums of different things.
 void check_same_on_all_ranks(const MixedPrecisionOptions& options, const Precision& precision,
                              const train::Contents& contents) {
   const Ranks& ranks = options.ranks;
   std::string choices =
-      detail::concat(precision.name(), "|", static_cast<int>(options.accumulation), "|",
+      detail::concat(text_of(precision), "|", static_cast<int>(options.accumulation), "|",
                      options.reduction.type, "|", options.reduction.canonical_batches, "|",
                      static_cast<int>(options.sharding), "|", static_cast<int>(options.gather));
   for (const std::string& block : options.blocks) choices += "|" + block;
@@ -193,10 +209,11 @@ void check_same_on_all_ranks(const MixedPrecisionOptions& options, const Precisi
     for (std::size_t i = 0; i < prints.size(); ++i) {
       const auto at = static_cast<int64_t>(i);
       if (all[rank][at].item<int64_t>() == all[0][at].item<int64_t>()) continue;
-      HALFSTEP_CHECK(i > 0, "MixedPrecision: rank ", rank,
-                     " and rank 0 have different precisions, or options of how to sum, to accumulate or to "
-                     "shard; this one has ",
-                     precision.name(), ".");
+      HALFSTEP_CHECK(
+          i > 0, "MixedPrecision: rank ", rank,
+          " and rank 0 have different precisions (their rules and loss scaling included), or options of "
+          "how to sum, to accumulate or to shard; this one has ",
+          precision.name(), ".");
       const std::size_t parameters = contents.parameters.size();
       const std::string& name =
           i <= parameters ? contents.parameters[i - 1].first : contents.buffers[i - 1 - parameters].first;
@@ -205,6 +222,74 @@ void check_same_on_all_ranks(const MixedPrecisionOptions& options, const Precisi
           ranks.rank(), ") calls '", name,
           "': in name, shape, order in memory, type or requires_grad. All ranks train one model."));
     }
+}
+
+// Weights that every rank has whole are the same on all, or each trains a model of its own.
+
+constexpr uint64_t kHashFactor = 0x9e3779b97f4a7c15;
+
+/// A number for elements [begin, end) of a dense tensor, as they lie in memory.
+uint64_t hash_of_elements(const at::Tensor& tensor, int64_t begin, int64_t end, uint64_t seed) {
+  const auto* const bytes = static_cast<const unsigned char*>(tensor.const_data_ptr());
+  const int64_t size = tensor.element_size();
+  uint64_t hash = seed;
+  for (int64_t at = begin * size; at < end * size; at += 8) {
+    uint64_t word = 0;
+    std::memcpy(&word, bytes + at, static_cast<size_t>(std::min<int64_t>(8, end * size - at)));
+    hash = (hash ^ word) * kHashFactor;
+    hash ^= hash >> 29;
+  }
+  return hash;
+}
+
+bool can_be_compared(const Param& param) {
+  return param.working.requires_grad() && param.working.numel() > 0 &&
+         param.working.is_non_overlapping_and_dense();
+}
+
+/// Of a few elements of each parameter, and of a longer run of one: other ones in each step. Costs
+/// microseconds, and finds in the next step what changes all weights, and a single row in time.
+uint64_t sample_of(const std::vector<Param>& params, uint64_t step) {
+  constexpr int64_t kFew = 8, kRun = 16384;
+  uint64_t hash = 1;
+  int64_t total = 0;
+  for (const Param& param : params) {
+    if (!can_be_compared(param)) continue;
+    const int64_t elements = param.working.numel();
+    const auto begin = static_cast<int64_t>((step * kHashFactor >> 16) % static_cast<uint64_t>(elements));
+    hash = hash_of_elements(param.working, begin, std::min(elements, begin + kFew), hash);
+    total += (elements + kRun - 1) / kRun;
+  }
+  if (total == 0) return hash;
+  auto run = static_cast<int64_t>(step % static_cast<uint64_t>(total));
+  for (const Param& param : params) {
+    if (!can_be_compared(param)) continue;
+    const int64_t elements = param.working.numel(), runs = (elements + kRun - 1) / kRun;
+    if (run < runs)
+      return hash_of_elements(param.working, run * kRun, std::min(elements, (run + 1) * kRun), hash);
+    run -= runs;
+  }
+  return hash;
+}
+
+[[noreturn]] void say_which_weights_differ(const Ranks& ranks, const std::vector<Param>& params) {
+  std::vector<int64_t> hashes;
+  for (const Param& param : params)
+    hashes.push_back(can_be_compared(param)
+                         ? static_cast<int64_t>(hash_of_elements(param.working, 0, param.working.numel(), 1))
+                         : int64_t{0});
+  const at::Tensor all = ranks.gathered(at::tensor(hashes, at::kLong));
+  std::string where = "in which parameters a gradient is required";
+  for (int rank = ranks.size() - 1; rank > 0; --rank)
+    for (std::size_t i = hashes.size(); i-- > 0;) {
+      const auto at = static_cast<int64_t>(i);
+      if (all[rank][at].item<int64_t>() != all[0][at].item<int64_t>())
+        where = detail::concat("in '", params[i].name, "' of rank ", rank);
+    }
+  detail::throw_error(detail::concat(
+      "MixedPrecision: ranks no longer have the same weights; first seen ", where,
+      ". What a program does between steps must be the same on all ranks: writing to weights, freezing them, "
+      "the learning rate, leaving out a step (by an exception that is caught, too)."));
 }
 
 void take_first_ranks(const Ranks& ranks, const at::Tensor& tensor) {
@@ -327,6 +412,7 @@ struct MixedPrecision::Impl {
   std::unique_ptr<ShardedWeights> shards{};  // with sharding: what is updated are parts
   scaling::ScalerState scaler;
   std::shared_ptr<GradReducer> reducer{};  // with ranks
+  uint64_t closed_steps = 0;               // over ranks
   std::optional<train::GradAccumulator> accumulator;
   std::optional<train::GradHooks> hooks{};
   train::WeightWatch weights;
@@ -415,6 +501,13 @@ struct MixedPrecision::Impl {
                    "MixedPrecision: sums of several ranks are FP32: Accumulation::Fp32, not Bf16Kahan.");
     GradReducer::check(options.ranks, {.type = options.reduction.type,
                                        .canonical_batches = options.reduction.canonical_batches});
+    HALFSTEP_CHECK(
+        options.sharding != Sharding::Weights ||
+            options.reduction.canonical_batches % options.ranks.size() == 0,
+        "MixedPrecision: a canonical sum of ", options.reduction.canonical_batches,
+        " micro-batches with Sharding::Weights on ", options.ranks.size(),
+        " ranks. Weights come to all ranks at a time, so each needs as many micro-batches as the others: "
+        "a multiple of their number, or Sharding::Gradients.");
     check_same_on_all_ranks(options, precision, contents);
     for (const auto& [name, parameter] : contents.parameters) take_first_ranks(options.ranks, parameter);
     for (const auto& [name, buffer] : contents.buffers) take_first_ranks(options.ranks, buffer);
@@ -464,7 +557,12 @@ struct MixedPrecision::Impl {
     const std::size_t order_at = numbers.size();
     const int32_t order = shards ? shards->order() : 0;
     numbers.insert(numbers.end(), {order, -order});
+    const bool compares = options.ranks.size() > 1 && options.sharding != Sharding::Weights && !on_device;
+    const auto sample = static_cast<int32_t>(compares ? sample_of(params, closed_steps) >> 33 : 0);
+    ++closed_steps;
+    numbers.insert(numbers.end(), {sample, -sample});
     accumulator->close(params, updated(), &numbers);
+    if (numbers[order_at + 2] != -numbers[order_at + 3]) say_which_weights_differ(options.ranks, params);
     HALFSTEP_CHECK(numbers[order_at] == -numbers[order_at + 1],
                    "MixedPrecision: ranks have used the blocks of the model in different orders, so that the "
                    "weights which they gathered were not those of one block. With Sharding::Weights every "
@@ -740,7 +838,10 @@ void MixedPrecision::backward(const at::Tensor& loss, BackwardOptions options) {
     std::optional<ShardedWeights::Use> use;
     if (impl_->shards) use.emplace(*impl_->shards, ShardedWeights::Pass::Backward);
     std::optional<train::GradHooks::Armed> armed;
-    if (impl_->may_leave_early(options)) armed.emplace(*impl_->hooks, impl_->params);
+    if (impl_->may_leave_early(options)) {
+      impl_->accumulator->begin_pieces();
+      armed.emplace(*impl_->hooks, impl_->params);
+    }
     root.backward({}, options.retain_graph);
   } catch (...) {
     // What it had made until then is no micro-batch.

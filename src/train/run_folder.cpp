@@ -9,6 +9,8 @@
 #include <array>
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -68,6 +70,19 @@ std::optional<Checkpoint> checkpoint_to_resume(const CheckpointFolder& checkpoin
   HALFSTEP_CHECK(latest || resume != "must", folder.string(),
                  ": has no checkpoint, and checkpoint.resume is must. Check run.folder.");
   return latest;
+}
+
+/// Says which `halfstep launch` has started this process.
+constexpr const char* kLaunchVariable = "HALFSTEP_LAUNCH";
+
+/// Whether the launcher that started this process has started the run in the folder before: the same command,
+/// for the second time.
+bool is_restart(const fs::path& folder) {
+  const char* const launch = std::getenv(kLaunchVariable);
+  if (launch == nullptr) return false;
+  std::ifstream file(folder / "status.json");
+  const auto status = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+  return status.is_object() && status.value("launch", "") == launch;
 }
 
 /// Keys that are for the beginning of a run, and what they change in one that goes on.
@@ -152,10 +167,21 @@ RunFolder::RunFolder(const ResolvedConfig& resolved, const fs::path& folder, std
         CheckpointOptions{
             .keep_last = asked.keep_last, .keep_every = asked.keep_every, .keep_best = asked.keep_best},
         shards_.ranks);
-  if (!only_reads)
-    checkpoint_ = checkpoint_to_resume(*checkpoints_, asked.resume, folder, from_step, shards_.live());
-  else if (from_step)
-    checkpoint_ = loaded(*from_step);
+  if (!only_reads) {
+    // What a restart goes on with is what this very command has made until then.
+    const bool again = is_restart(folder);
+    if (again && from_step)
+      notes_.push_back(
+          detail::concat("started again by its launcher: it goes on from the last checkpoint, and not "
+                         "from step ",
+                         *from_step, " again"));
+    if (again) from_step.reset();
+    checkpoint_ =
+        checkpoint_to_resume(*checkpoints_, again && asked.resume == "never" ? "auto" : asked.resume, folder,
+                             from_step, shards_.live());
+  } else if (from_step) {
+    checkpoint_ = loaded_for_resume(*from_step);
+  }
   if (!checkpoint_) return;
   step_ = saved_step_ = checkpoint_->step;
   notes_.push_back(detail::concat("resumed after step ", step_));
@@ -450,7 +476,20 @@ void RunFolder::save_last(const Checkpoint& checkpoint) {
 }
 
 Checkpoint RunFolder::loaded(int64_t step) const {
-  return load_checkpoint(folder_ / "checkpoints", step, shards_.live());
+  if (shards_.are_there()) return checkpoints_->load(step, shards_.live());
+  return load_checkpoint(folder_ / "checkpoints", step);
+}
+
+Checkpoint RunFolder::loaded_for_resume(int64_t step) const {
+  try {
+    return loaded(step);
+  } catch (const FileError&) {
+    throw;
+  } catch (const Error& error) {
+    throw Error(detail::concat(error.what(),
+                               " 'halfstep checkpoint ls' shows the ones before, and "
+                               "'halfstep train --from-step' goes on from one."));
+  }
 }
 
 std::vector<CheckpointSummary> RunFolder::whole_checkpoints() const {
@@ -504,11 +543,10 @@ std::optional<int64_t> RunFolder::pinned_after(int64_t step) const {
   return std::nullopt;
 }
 
-Checkpoint RunFolder::go_back_to(int64_t step, const std::string& unit) {
-  Checkpoint checkpoint = loaded(step);
+void RunFolder::go_back_to(int64_t step, const std::string& unit) {
   if (only_reads_) {
     step_ = saved_step_ = step;
-    return checkpoint;
+    return;
   }
   const auto removal = removal_text(step);
   checkpoints_->remove_newer_than(step);
@@ -516,7 +554,6 @@ Checkpoint RunFolder::go_back_to(int64_t step, const std::string& unit) {
   const auto gap = open_logs(unit);
   for (const auto& text : {removal, gap})
     if (text) note(step, *text);
-  return checkpoint;
 }
 
 void RunFolder::write_status(const std::string& state, const StepRecord* latest, bool at_once) {
@@ -528,6 +565,7 @@ void RunFolder::write_status(const std::string& state, const StepRecord* latest,
                                 {"seconds", seconds()},
                                 {"step", latest != nullptr ? latest->step : step_},
                                 {"steps", resolved_.config.train.steps}};
+  if (const char* const launch = std::getenv(kLaunchVariable)) status["launch"] = launch;
   if (latest != nullptr) {
     if (std::isfinite(latest->loss)) status["loss"] = latest->loss;
     status["items_per_second"] = latest->items_per_second;

@@ -115,20 +115,22 @@ class RunFolder {
   std::vector<CheckpointSummary> kept_after(int64_t step) const;
   /// The first that going back to a step would remove although somebody has pinned it.
   std::optional<int64_t> pinned_after(int64_t step) const;
+  /// One of its checkpoints; with shards, what is this rank's.
+  Checkpoint loaded(int64_t step) const;
   /// Goes back to a checkpoint: what is newer goes, in the log too. When no save is under way.
-  Checkpoint go_back_to(int64_t step, const std::string& unit);
+  void go_back_to(int64_t step, const std::string& unit);
 
   /// Replaces status.json if it is older than a few seconds, or `at_once`.
   void write_status(const std::string& state, const StepRecord* latest, bool at_once);
 
  private:
+  Checkpoint loaded_for_resume(int64_t step) const;
   /// Runs what may be refused by the disk. A refusal is told once, until it works again.
   template <typename Body>
   void patiently(int64_t step, const std::string& what, Body body);
   /// Returns a sentence if the log lacks records of steps before the present one.
   [[nodiscard]] std::optional<std::string> open_logs(const std::string& unit);
   std::vector<CheckpointSummary> whole_checkpoints() const;  ///< without those that are damaged
-  Checkpoint loaded(int64_t step) const;
   /// Of checkpoints that were kept and go when the run goes back to a step, if there are any.
   std::optional<std::string> removal_text(int64_t step) const;
   std::optional<uint64_t> free_bytes() const;  ///< for checkpoints, if the system tells

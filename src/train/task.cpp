@@ -35,6 +35,12 @@ void check_batch_divides(const RunConfig& config, const Ranks& ranks) {
                    "run.reduction is canonical: each rank takes whole ",
                    "micro-batches of a step, and train.accumulation is ", config.train.accumulation, " for ",
                    ranks.size(), " ranks. Raise it, and lower data.batch_size, or start fewer ranks.");
+    HALFSTEP_CHECK(
+        config.run.shard != "weights" || config.train.accumulation % ranks.size() == 0,
+        "run.reduction is canonical and run.shard weights: weights come to all ranks at a time, so each "
+        "takes as many micro-batches as the others, and train.accumulation is ",
+        config.train.accumulation, " for ", ranks.size(),
+        " ranks. Make it a multiple of their number, or set run.shard to gradients.");
     return;
   }
   const int64_t rows = config.data.batch_size, parts = ranks.size(), below = rows / parts * parts;

@@ -50,7 +50,15 @@ RunPlan plan_of(const RunConfig& config, Training& training, const std::filesyst
           .unit = training.task().unit(),
           .steps = config.train.steps,
           .items_per_step = training.task().items_per_batch() * config.train.accumulation,
-          .threads = at::get_num_threads()};
+          .threads = at::get_num_threads(),
+          .ranks = training.ranks().size()};
+}
+
+/// Of what ranks say, the first that is something, with the rank.
+std::string first_fault(const std::vector<std::string>& texts) {
+  for (size_t rank = 0; rank < texts.size(); ++rank)
+    if (!texts[rank].empty()) return detail::concat("Rank ", rank, ": ", texts[rank]);
+  return "";
 }
 
 }  // namespace
@@ -78,11 +86,34 @@ struct Trainer::Impl {
 
   /// Rank 0 has the folder, and makes tokens of text there, before the others look into it.
   std::unique_ptr<Task> task(std::unique_ptr<Task> own) {
+    check_same_settings();
     if (ranks.rank() > 0) ranks.wait_for_first();
     if (ranks.rank() == 0) claim.emplace(folder);
     std::unique_ptr<Task> made = made_task(std::move(own));
     if (ranks.rank() == 0) ranks.wait_for_first();
     return made;
+  }
+
+  /// A variable or a file that only one host has would train another model there, and mix it with the
+  /// others'.
+  void check_same_settings() const {
+    if (ranks.size() == 1) return;
+    RunConfig first =
+        resolve_config({.file = ConfigText{"rank 0", ranks.told(to_toml(resolved, false))}}).config;
+    // Where it runs, not what it computes.
+    first.run.folder = config().run.folder;
+    first.run.device = config().run.device;
+    first.train.threads = config().train.threads;
+    std::string changes;
+    for (std::string change : config_changes(first, config())) {
+      if (const size_t at = change.rfind(", was "); at != std::string::npos)
+        change.replace(at, 6, " there, on rank 0 ");
+      if (const size_t at = change.find(" is now "); at != std::string::npos) change.erase(at + 3, 4);
+      changes += (changes.empty() ? "" : "; ") + change;
+    }
+    const std::string fault = ranks.decided("settings", changes, first_fault);
+    HALFSTEP_CHECK(fault.empty(), "Ranks have different settings. ", fault,
+                   ". Give all of them the same configuration; look at variables that begin with HALFSTEP_.");
   }
 
   std::unique_ptr<Task> made_task(std::unique_ptr<Task> own) const {
@@ -128,8 +159,9 @@ class Trainer::Impl::Run {
         folder_.add_note(std::move(change));
     }
     if (config_.run.shard != "none" && trainer.ranks.size() == 1)
-      folder_.add_note(detail::concat("run.shard is ", config_.run.shard,
-                                      ", and this run has one process, which keeps all of it"));
+      folder_.add_note(detail::concat(
+          "run.shard is ", config_.run.shard, ", and this run has one process, which keeps all of it",
+          config_.run.gather == "fp8" ? ": no weight travels, and none is rounded for it (run.gather)" : ""));
     trainer.ranks.barrier();  // all have read their checkpoint
     folder_.begin(trainer.plan.unit, trainer.last(folder_.step()) ? 0 : checkpoint_bytes(), watcher);
     begun_at_ = step_ = told_step_ = trainer.plan.steps_done = folder_.step();
@@ -212,12 +244,11 @@ class Trainer::Impl::Run {
 
   static train::RunShards shards_of(Impl& trainer) {
     if (!trainer.training.is_sharded()) return {};
-    return {.ranks = {.rank = trainer.ranks.rank(),
-                      .size = trainer.ranks.size(),
-                      .decided = [ranks = trainer.ranks](
-                                     const auto& text,
-                                     const auto& decide) { return ranks.decided(text, decide); }},
-            .live_parts = [&trainer] { return trainer.training.live_parts(); }};
+    return {
+        .ranks = {.rank = trainer.ranks.rank(),
+                  .size = trainer.ranks.size(),
+                  .decided = [ranks = trainer.ranks](const auto&... what) { return ranks.decided(what...); }},
+        .live_parts = [&trainer] { return trainer.training.live_parts(); }};
   }
 
   /// Which checkpoint rank 0 goes on from, if it does.
@@ -426,7 +457,18 @@ class Trainer::Impl::Run {
 
   void go_back_to(int64_t target, const std::string& why) {
     const int64_t from = step_;
-    training_.go_back(folder_.go_back_to(target, trainer_.plan.unit));
+    // All have it before anything is removed.
+    Checkpoint checkpoint;
+    std::string fault;
+    try {
+      checkpoint = folder_.loaded(target);
+    } catch (const Error& error) {
+      fault = error.what();
+    }
+    if (trainer_.ranks.size() > 1) fault = trainer_.ranks.decided("going back", fault, first_fault);
+    if (!fault.empty()) throw Error(fault);
+    folder_.go_back_to(target, trainer_.plan.unit);
+    training_.go_back(checkpoint);
     step_ = told_step_ = target;
     just_went_back_ = true;
     latest_.reset();

@@ -206,6 +206,66 @@ class Launch(unittest.TestCase):
             self.assertLess(time.monotonic(), deadline)
             time.sleep(0.02)
 
+    def test_a_restart_goes_on_where_its_command_was_and_not_where_it_began(self):
+        more = ("--set", "checkpoint.every=2", "--set", "checkpoint.keep_last=0", "--set", "optimizer.schedule=constant",
+                "--set", "train.evaluate_every=0")
+        self.train(2, "run", *more, "--set", "train.steps=12")
+        process = self.start(2, "run", *more, "--set", "train.steps=60", "--from-step", "4", launch=("--restarts", "1"))
+        deadline = time.monotonic() + 120
+        while not (self.folder / "run/checkpoints/step-000000020").exists():
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.01)
+        os.kill(self.ranks_of(process)[1], signal.SIGKILL)
+        told = process.stderr.read()
+        self.assertEqual(process.wait(timeout=200), 0, told)
+        self.assertIn("started again by its launcher", told)
+        resumed = [int(step) for step in re.findall(r"resumed after step (\d+)", told)]
+        self.assertEqual(resumed[0], 4)
+        self.assertGreaterEqual(resumed[-1], 18)
+        self.train(1, "new", "--set", "train.steps=4", "--set", "checkpoint.every=2", "--set", "checkpoint.resume=never")
+        self.train(1, "new", "--set", "train.steps=8", "--set", "checkpoint.resume=never", code=3)
+
+    def test_ranks_with_different_settings_are_refused(self):
+        train = " ".join(self.command(1, "differs", "--set", "train.steps=4"))
+        for key, value, says in (("OPTIMIZER__LR", "0.5", "optimizer.lr is 0.5 there"), ("DATA__SEED", "7", "data.seed is 7 there")):
+            done = subprocess.run([PROGRAM, "launch", "-n", "2", "--", "sh", "-c",
+                                   f"if [ $RANK = 1 ]; then export HALFSTEP_{key}={value}; fi; exec {train}"],
+                                  capture_output=True, text=True, env=environment(), timeout=100)
+            self.assertEqual(done.returncode, 3, done.stderr)
+            self.assertIn(f"Rank 1: {says}", done.stderr)
+
+    def test_a_rank_that_crashes_while_all_are_asked_to_stop_is_named(self):
+        process = self.start(2, "crashes", "--set", "train.steps=2000", "--set", "run.shard=weights", "--set", "run.rank_timeout_seconds=20")
+        deadline = time.monotonic() + 60
+        while not (self.folder / "crashes/log.jsonl").exists() or not losses_of(self.folder / "crashes"):
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.02)
+        victim = self.ranks_of(process)[1]
+        os.kill(victim, signal.SIGSTOP)
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        begun = time.monotonic()
+        os.kill(victim, signal.SIGABRT)
+        os.kill(victim, signal.SIGCONT)
+        told = process.stderr.read()
+        self.assertNotEqual(process.wait(timeout=60), 0)
+        self.assertLess(time.monotonic() - begun, 15)
+        self.assertIn("rank 1 of 2: killed by signal 6 (SIGABRT)", told)
+
+    def test_nothing_is_removed_before_all_ranks_can_go_back(self):
+        more = ("--set", "checkpoint.every=4", "--set", "checkpoint.keep_last=0", "--set", "run.shard=weights", "--set",
+                "optimizer.schedule=constant", "--set", "train.evaluate_every=0")
+        self.train(2, "back", *more, "--set", "train.steps=24")
+        damaged = self.folder / "back/checkpoints/step-000000020/rank-00001/tensors.safetensors"
+        content = bytearray(damaged.read_bytes())
+        content[-6000] ^= 1
+        damaged.write_bytes(content)
+        done = self.train(2, "back", *more, "--set", "train.steps=200", "--set", "optimizer.lr=3", "--set", "optimizer.clip_norm=1000",
+                          "--set", "train.on_divergence=rollback", code=4)
+        self.assertIn("Going back to step", done.stderr)
+        self.assertIn("Rank 1: ", done.stderr)
+        self.assertTrue((self.folder / "back/checkpoints/step-000000024").exists())
+
     def test_ranks_do_not_outlive_their_launcher(self):
         process = self.start(2, "orphans", "--set", "train.steps=5000")
         self.wait_for_status("orphans", 2)

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <iomanip>
+#include <map>
 #include <random>
 #include <sstream>
 
@@ -25,6 +26,7 @@ using testing::options_for;
 using testing::precision_called;
 using testing::RankOutcome;
 using testing::RankProcesses;
+using testing::sharding_called;
 using testing::texts_of_ranks;
 
 // arguments: precision, steps
@@ -419,6 +421,150 @@ TEST(DataParallel, RefusesWhatItCannotSum) {
   options.accumulation = Accumulation::None;
   options.reduction.type = at::kBFloat16;
   EXPECT_NE(refusal(options).find("travels in FP32"), std::string::npos);
+}
+
+/// Parts of one size, of which ranks leave out different ones.
+struct Halves : torch::nn::Module {
+  explicit Halves(int64_t seed) {
+    torch::manual_seed(seed);
+    first = register_module("first", torch::nn::Linear(8, 8));
+    second = register_module("second", torch::nn::Linear(8, 8));
+  }
+  at::Tensor loss(const at::Tensor& x, bool uses_second) {
+    const at::Tensor y = first(x);
+    return (uses_second ? second(y) : y).square().mean();
+  }
+  torch::nn::Linear first{nullptr}, second{nullptr};
+};
+
+// arguments: sharding
+HALFSTEP_RANK_CASE(exchanges_between) {
+  Halves a(1), b(2), twin_a(1), twin_b(2);
+  auto options = options_for(ranks);
+  options.sharding = sharding_called(arguments[0]);
+  MixedPrecision ma(Precision::fp32(), a, options), mb(Precision::fp32(), b, options);
+  SGD sa(ma.params(), {.lr = 0.1}), sb(mb.params(), {.lr = 0.1});
+  double worst = 0;
+  for (int step = 0; step < 4; ++step) {
+    const auto input = [&](int rank) {
+      torch::manual_seed(100 * step + rank);
+      return torch::randn({4, 8});
+    };
+    const auto uses = [&](int rank) { return rank == step % 2; };
+    const at::Tensor mine = input(ranks.rank());
+    ma.backward(ma.forward([&] { return a.loss(mine, uses(ranks.rank())); }));
+    at::Tensor told = torch::full({80}, 1.0f);
+    ranks.sum(told);  // what a loop logs
+    mb.backward(mb.forward([&] { return b.loss(mine, !uses(ranks.rank())); }));
+    const GradSummary ga = ma.inspect_grads();
+    const GradSummary gb = mb.inspect_grads();
+    if (told[79].item<float>() != static_cast<float>(ranks.size())) return "a sum of something else";
+    const auto expect = [&](Halves& twin, const GradSummary& grads, bool inverted, double lr) {
+      twin.zero_grad();
+      for (int rank = 0; rank < ranks.size(); ++rank)
+        (twin.loss(input(rank), uses(rank) != inverted) / ranks.size()).backward();
+      double squares = 0;
+      const torch::NoGradGuard no_grad;
+      for (const at::Tensor& parameter : twin.parameters()) {
+        squares += parameter.grad().to(at::kDouble).square().sum().item<double>();
+        parameter.sub_(parameter.grad(), lr);
+      }
+      worst = std::max(worst, std::abs(grads.norm() / std::sqrt(squares) - 1));
+    };
+    expect(twin_a, ga, false, 0.1);
+    expect(twin_b, gb, true, 0.1);
+    (void)sa.step(ga.unclipped());
+    (void)sb.step(gb.unclipped());
+    ma.advance(ga);
+    mb.advance(gb);
+    sa.zero_grad();
+    sb.zero_grad();
+  }
+  std::ostringstream text;
+  text << worst;
+  return text.str();
+}
+
+TEST(DataParallel, OtherExchangesDoNotMeetThePiecesOfASum) {
+  // Norms of FP32 gradients that are added in another order.
+  for (const char* sharding : {"none", "states", "gradients", "weights"})
+    for (const std::string& text : texts_of_ranks(2, "exchanges_between", {sharding}))
+      EXPECT_LT(std::stod(text), 1e-6) << sharding << ": " << text;
+}
+
+// arguments: what one rank does
+HALFSTEP_RANK_CASE(goes_its_own_way) {
+  Halves model(1);
+  auto options = options_for(ranks);
+  TrainStep step(Precision::fp32(), model, AdamWOptions{.lr = 0.1}, {.precision = options});
+  const at::Tensor input = torch::ones({4, 8});
+  const std::string& what = arguments[0];
+  for (int64_t number = 0; number < 6; ++number) {
+    const bool now = ranks.rank() == 1 && number == 2;
+    if (now && what == "lr") step.optimizer().set_options({.lr = 0.2});
+    if (now && what == "row") {
+      const torch::NoGradGuard no_grad;
+      model.second->weight[3].fill_(0.5);
+    }
+    if (now && what == "freezes") model.first->weight.set_requires_grad(false);
+    if (ranks.rank() == 0 && number == 2 && what == "freezes") model.second->weight.set_requires_grad(false);
+    try {
+      (void)step([&] { return model.loss(input, true); });
+    } catch (const RankError&) {
+      throw;
+    } catch (const Error& error) {
+      return detail::concat(number, ": ", error.what());
+    }
+  }
+  return "unnoticed";
+}
+
+TEST(DataParallel, RanksThatGoDifferentWaysAreFoundOut) {
+  for (const auto& [what, begin] :
+       std::map<std::string, std::string>{{"lr", "3: "}, {"row", "2: "}, {"freezes", "2: "}})
+    for (const std::string& text : texts_of_ranks(2, "goes_its_own_way", {what})) {
+      EXPECT_TRUE(text.starts_with(begin)) << what << ": " << text;
+      EXPECT_NE(text.find("ranks no longer have the same weights"), std::string::npos) << text;
+      if (what == "row") {
+        EXPECT_NE(text.find("'second.weight' of rank 1"), std::string::npos) << text;
+      }
+    }
+}
+
+HALFSTEP_RANK_CASE(differs_in_rules) {
+  Halves model(1);
+  Precision precision = Precision::fp16();
+  if (ranks.rank() == 1) precision.loss_scaling->initial = 1024;
+  try {
+    const MixedPrecision mp(precision, model, options_for(ranks));
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "unnoticed";
+}
+
+TEST(DataParallel, RulesOfAPrecisionAreThoseOfAllRanks) {
+  for (const std::string& text : texts_of_ranks(2, "differs_in_rules"))
+    EXPECT_NE(text.find("rules and loss scaling included"), std::string::npos) << text;
+}
+
+HALFSTEP_RANK_CASE(with_torch_optim) {
+  Halves model(1);
+  MixedPrecision mp(Precision::fp32(), model, options_for(ranks));
+  torch::optim::SGD optimizer(model.parameters(), 0.1);
+  for (int number = 0; number < 3; ++number) {
+    mp.backward(mp.forward([&] { return model.loss(torch::ones({4, 8}), true); }));
+    const GradSummary grads = mp.inspect_grads();
+    optimizer.step();
+    mp.advance(grads);
+    optimizer.zero_grad(/*set_to_none=*/number == 1);
+    if (number != 1) mp.zero_grad();
+  }
+  return "trained";
+}
+
+TEST(DataParallel, LibTorchsOptimizersUpdateWholeWeights) {
+  for (const std::string& text : texts_of_ranks(2, "with_torch_optim")) EXPECT_EQ(text, "trained");
 }
 
 }  // namespace

@@ -178,6 +178,63 @@ TEST(Ranks, TheMeetingPlaceListensOnLoopbackAlone) {
   close(fd);
 }
 
+HALFSTEP_RANK_CASE(decides) {
+  const auto join = [](const std::vector<std::string>& texts) {
+    std::string all;
+    for (const std::string& text : texts) all += text;
+    return all;
+  };
+  const std::string me = std::to_string(ranks.rank());
+  // Two conversations by two threads, in an order of their own on each rank, beside sums.
+  std::string one, two;
+  std::thread other([&] {
+    for (int i = 0; i < 20; ++i) one += ranks.decided("one", "a" + me, join) + " ";
+  });
+  std::thread third([&] {
+    if (ranks.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(30));
+    for (int i = 0; i < 20; ++i) two += ranks.decided("two", "b" + me, join) + " ";
+  });
+  for (int i = 0; i < 50; ++i) ranks.sum(torch::ones({1000}));
+  other.join();
+  third.join();
+  std::string expected_one, expected_two;
+  for (int i = 0; i < 20; ++i) expected_one += "a0a1 ", expected_two += "b0b1 ";
+  if (one != expected_one || two != expected_two) return one + two;
+  // Another handle counts for itself, and what rank 0 throws all throw.
+  const Ranks again = Ranks::from_environment();
+  if (again.decided("one", "c" + me, join) != "c0c1") return "another handle's answer";
+  try {
+    (void)ranks.decided("one", me, [](const auto&) -> std::string { throw Error("no answer"); });
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+TEST(Ranks, DecideAboutSeveralThingsAtATime) {
+  for (const std::string& text : texts_of_ranks(2, "decides")) EXPECT_EQ(text, "no answer");
+}
+
+HALFSTEP_RANK_CASE(waits_for_a_disk) {
+  const auto none = [](const std::vector<std::string>&) { return std::string(); };
+  (void)ranks.decided("a save", "", none);
+  // Longer than the timeout, but alive.
+  if (ranks.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(3000));
+  (void)ranks.decided("a save", "", none);
+  std::cout << "going" << std::endl;
+  if (ranks.rank() == 1) std::this_thread::sleep_for(std::chrono::seconds(600));
+  return ranks.decided("a save", "", none);
+}
+
+TEST(Ranks, OneThatHangsIsNamedWhereADiskMayTakeAsLongAsItWants) {
+  RankProcesses processes(2, "waits_for_a_disk", {}, /*timeout_ms=*/1000);
+  for (int rank = 0; rank < 2; ++rank) processes.wait_for_text(rank, "going");
+  processes.kill(1, SIGSTOP);
+  const std::string text = processes.wait_for_text(0, "did not answer");
+  EXPECT_NE(text.find("about a save: rank 1 is gone, or did not answer within 1 s"), std::string::npos)
+      << text;
+}
+
 HALFSTEP_RANK_CASE(leaves_early) {
   if (ranks.rank() == 1) return "left";
   ranks.barrier();

@@ -33,11 +33,10 @@ using Step = TrainStep<AdamWOptions>;
 CheckpointFolder folder_of(const Ranks& ranks, const std::string& folder) {
   if (ranks.rank() == 0) std::filesystem::create_directories(folder);
   ranks.barrier();
-  return CheckpointFolder(
-      folder, {.keep_last = 2},
-      {.rank = ranks.rank(), .size = ranks.size(), .decided = [ranks](const auto& text, const auto& decide) {
-         return ranks.decided(text, decide);
-       }});
+  return CheckpointFolder(folder, {.keep_last = 2},
+                          {.rank = ranks.rank(),
+                           .size = ranks.size(),
+                           .decided = [ranks](const auto&... what) { return ranks.decided(what...); }});
 }
 
 Checkpoint checkpoint_of(const Step& step, int64_t number = 1) {
@@ -184,6 +183,108 @@ TEST(InParts, WhatOneRankCannotSaveAllHearOf) {
   }
 }
 
+// arguments: folder
+HALFSTEP_RANK_CASE(saves_of_each_kind) {
+  testing::Transformer model = made(/*seed=*/3);
+  auto options = options_for(ranks);
+  options.sharding = Sharding::Weights;
+  Step step(Precision::bf16(), model, AdamWOptions{.lr = 3e-3}, {.precision = options});
+  const auto train = [&] {
+    (void)step([&] {
+      const auto [ids, targets] = batch(1, ranks.rank());
+      return model.loss(ids, targets);
+    });
+  };
+  train();
+  std::string text;
+  const auto note = [&](auto body) {
+    try {
+      body();
+    } catch (const RankError&) {
+      throw;
+    } catch (const Error& error) {
+      text += error.what() + std::string("; ");
+    }
+  };
+  // One rank's state that cannot be copied; two folders at a time.
+  {
+    CheckpointFolder one = folder_of(ranks, arguments[0] + "/one"),
+                     two = folder_of(ranks, arguments[0] + "/two");
+    for (int64_t number = 1; number <= 3; ++number) {
+      Checkpoint checkpoint = checkpoint_of(step, number);
+      StateDict own;
+      own.set("cursor", int64_t{1000 + ranks.rank()});
+      if (number == 2 && ranks.rank() == 1) own.set("sparse", torch::eye(3).to_sparse());
+      checkpoint.parts["data"] = own;
+      note([&] { one.save_async(checkpoint); });
+      note([&] { two.save_async(checkpoint_of(step, number)); });
+      train();
+    }
+    note([&] { one.wait(); });
+    two.wait();
+    for (const int64_t number : one.steps()) text += std::to_string(number) + " ";
+    text += "and ";
+    for (const int64_t number : two.steps()) text += std::to_string(number) + " ";
+    const Checkpoint back = one.load(1, {{"precision", step.mixed_precision().state_dict()},
+                                         {"optimizer", step.optimizer().state_dict()}});
+    text += "cursor " + std::to_string(back.part("data").integer("cursor") - ranks.rank());
+  }
+  ranks.barrier();
+  // By one rank, as if it had all.
+  if (ranks.rank() == 0)
+    note([&] { CheckpointFolder(arguments[0] + "/alone").save(checkpoint_of(step)); });
+  else
+    text += "give CheckpointFolder its CheckpointRanks";
+  ranks.barrier();
+  return text;
+}
+
+TEST(InParts, AreSavedByAllOrByNone) {
+  const testing::ScratchFolder folder;
+  for (const std::string& text : texts_of_ranks(2, "saves_of_each_kind", {folder.path().string()})) {
+    EXPECT_TRUE(text.starts_with("rank 1: checkpoint: ")) << text;
+    EXPECT_NE(text.find("'sparse' of part 'data'"), std::string::npos) << text;
+    EXPECT_NE(text.find("; 1 and 2 3 cursor 1000"), std::string::npos) << text;
+    EXPECT_NE(text.find("give CheckpointFolder its CheckpointRanks"), std::string::npos) << text;
+  }
+}
+
+/// With parameters of no element, in a block and beside.
+struct WithNothing : torch::nn::Module {
+  WithNothing() {
+    torch::manual_seed(5);
+    for (int i = 0; i < 2; ++i) layers->push_back(torch::nn::Linear(16, 16));
+    register_module("layers", layers);
+    layers[0]->register_parameter("none", torch::zeros({0, 7}));
+    register_parameter("nothing", torch::zeros({3, 0}));
+  }
+  at::Tensor loss(at::Tensor x) {
+    for (const auto& layer : *layers) x = at::tanh(layer->as<torch::nn::Linear>()->forward(x));
+    return x.square().mean();
+  }
+  torch::nn::ModuleList layers;
+};
+
+// arguments: sharding, folder
+HALFSTEP_RANK_CASE(parameters_without_elements) {
+  WithNothing model;
+  auto options = options_for(ranks);
+  options.sharding = sharding_called(arguments[0]);
+  Step step(Precision::fp32(), model, AdamWOptions{.lr = 3e-3}, {.precision = options});
+  for (int number = 0; number < 3; ++number) (void)step([&] { return model.loss(torch::ones({4, 16})); });
+  return hash_of_one_process(ranks, step, arguments[1]);
+}
+
+TEST(InParts, ParametersWithoutElementsAreSaved) {
+  const auto texts = [](int size, const char* sharding) {
+    const testing::ScratchFolder folder;
+    return texts_of_ranks(size, "parameters_without_elements", {sharding, folder.path().string()});
+  };
+  const std::string expected = texts(1, "none")[0];
+  for (const char* sharding : {"states", "gradients", "weights"})
+    for (const std::string& text : texts(2, sharding)) EXPECT_EQ(text, expected) << sharding;
+}
+
 class CanonicalInParts : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(CanonicalInParts, HaveTheBitsOfOneProcess) {
@@ -264,19 +365,41 @@ HALFSTEP_RANK_CASE(gathered_in_fp8) {
     });
   };
   const auto [sum, first] = sum_and_first();
-  // A write inside a forward that trains changes that element, and rounds no other.
-  mp.backward(mp.forward([&] {
+  // A write inside a forward without gradients changes that element, and rounds no other.
+  {
     const torch::NoGradGuard no_grad;
-    weight.select(0, 0).select(0, 0).fill_(3.0f);
-    const at::AutoGradMode grad(true);
-    return weight.sum() * 0;
-  }));
-  const GradSummary zeros = mp.inspect_grads();
-  (void)optimizer.step(zeros.unclipped());
-  mp.advance(zeros);
+    mp.forward([&] { return weight.select(0, 0).select(0, 0).fill_(3.0f); });
+  }
   const auto [sum_after, first_after] = sum_and_first();
   const bool kept = first_after == 3 && std::abs(sum_after - (sum - first + 3)) < 1e-9;
-  return text.str() + (kept ? "kept" : detail::concat("sum ", sum, " became ", sum_after));
+  text << (kept ? "kept" : detail::concat("sum ", sum, " became ", sum_after));
+  // A look at the weights in the middle of a forward that trains leaves the rest of it as it was.
+  double inner = 0;
+  const at::Tensor outer = mp.forward([&] {
+    {
+      const torch::NoGradGuard no_grad;
+      inner = loss_of().item<double>();
+    }
+    return model.loss(ids, targets);
+  });
+  text << (inner != outer.item<double>() && outer.item<double>() == loss_of().item<double>() ? " same"
+                                                                                             : " changed");
+  if (ranks.size() == 1) return text.str() + " refused";
+  // In one that trains it cannot be told what was written.
+  try {
+    mp.backward(mp.forward([&] {
+      {
+        const torch::NoGradGuard no_grad;
+        weight.fill_(1.0f);
+      }
+      return model.loss(ids, targets);
+    }));
+  } catch (const std::exception& error) {
+    const bool says =
+        std::string(error.what()).find("was written in a forward that trains") != std::string::npos;
+    return text.str() + (says ? " refused" : detail::concat(" ", error.what()));
+  }
+  return text.str() + " silent";
 }
 
 TEST(InParts, WeightsMayTravelInFp8) {
@@ -296,7 +419,7 @@ TEST(InParts, WeightsMayTravelInFp8) {
     EXPECT_EQ(found[1], plain[1]) << "a forward without gradients uses the weights themselves";
     // Both ranks have the same batch: their mean is exact, and the norm is added in another order.
     EXPECT_NEAR(std::strtod(found[2].c_str(), nullptr), std::strtod(rounded[2].c_str(), nullptr), 1e-6);
-    EXPECT_EQ(found[3], "kept") << text;
+    EXPECT_TRUE(text.ends_with("kept same refused")) << text;
   }
 }
 
@@ -628,6 +751,7 @@ HALFSTEP_RANK_CASE(parts_refused) {
   if (arguments[0] == "other sharding" && first) options.sharding = Sharding::States;
   if (arguments[0] == "other blocks" && first) options.blocks = {"layers.1"};
   if (arguments[0] == "no such block") options.blocks = {"towers.*"};
+  if (arguments[0] == "canonical") options.reduction.canonical_batches = 3;
   try {
     const MixedPrecision mp(Precision::fp32(), model, options);
   } catch (const Error& error) {
@@ -637,12 +761,14 @@ HALFSTEP_RANK_CASE(parts_refused) {
 }
 
 TEST(InParts, WhatDoesNotGoTogetherIsRefusedOnEveryRank) {
-  for (const auto& [what, why] : {std::pair{"blocks", "for Sharding::Weights"},
-                                  {"gather", "for Sharding::Weights"},
-                                  {"other gather", "different precisions, or options"},
-                                  {"other sharding", "different precisions, or options"},
-                                  {"other blocks", "different precisions, or options"},
-                                  {"no such block", "towers.*"}})
+  for (const auto& [what, why] :
+       {std::pair{"blocks", "for Sharding::Weights"},
+        {"gather", "for Sharding::Weights"},
+        {"other gather", "different precisions (their rules"},
+        {"other sharding", "different precisions (their rules"},
+        {"other blocks", "different precisions (their rules"},
+        {"no such block", "towers.*"},
+        {"canonical", "a canonical sum of 3 micro-batches with Sharding::Weights on 2"}})
     for (const std::string& text : texts_of_ranks(2, "parts_refused", {what}))
       EXPECT_NE(text.find(why), std::string::npos) << what << ": " << text;
 }
