@@ -147,6 +147,8 @@ class HALFSTEP_API MeetingPlace {
   std::optional<LostRank> lost(int attempt = 0) const;
   /// Ranks that others have waited for in vain, where nobody announced why.
   std::vector<int> unanswering(int attempt = 0) const;
+  /// A rank has come to its end, with nothing wrong: others that still need it can say so.
+  void announce_end(int rank, int attempt = 0);
 
   /// For what processes that start ranks agree on. The first text of a name stays, and is returned.
   std::string leave_note(const std::string& name, const std::string& text);

@@ -160,6 +160,7 @@ class Attempt {
     learn_of_stop();  // ranks may have heard of it from one another, and ended
     if (rank == hosts_.first_rank()) exit_code_ = ending.exit_code();
     if (exit_code_ == kSignalled) exit_code_ += asked_to_stop_;  // it had no signal of its own
+    if (ending.orderly(asked_to_stop())) hosts_.announce_end(rank);
     if (ending.orderly(asked_to_stop()) || failure_) return;
     LostRank lost{.rank = rank, .why = ending.text()};
     // One that ends because of another is not the one to name: that one hangs, or was on a host whose
@@ -223,7 +224,9 @@ class Attempt {
       sigprocmask(SIG_SETMASK, &signals_.before(), nullptr);
       execvpe(words[0], words.data(), settings.data());
       const char* why = strerrordesc_np(errno);
-      dprintf(STDERR_FILENO, "halfstep: cannot start %s: %s\n", words[0], why);
+      const bool is_word = std::strchr(words[0], '/') == nullptr;
+      dprintf(STDERR_FILENO, "halfstep: cannot start %s: %s%s\n", words[0], why,
+              is_word ? ". It is no command of halfstep's either: 'halfstep --help' lists those" : "");
       _exit(127);
     }
     if (log >= 0) close(log);
@@ -382,6 +385,11 @@ void add_launch(CLI::App& program, std::vector<std::string> words) {
       "Then the command: one of halfstep's, 'halfstep launch -n 2 train --preset tiny',\n"
       "or another program: 'halfstep launch -n 2 -- ./program'. docs/scale.md has more.");
   command->callback([=, words = std::move(words), &program]() mutable {
+    if (getenv("HALFSTEP_LAUNCH") != nullptr)
+      throw ExitWith(kUsage,
+                     "launch: this process was started by 'halfstep launch' itself, as rank " +
+                         std::string(getenv("RANK") == nullptr ? "?" : getenv("RANK")) +
+                         ". One launch starts all ranks; unset HALFSTEP_LAUNCH if another run is meant.");
     if (words.empty())
       throw ExitWith(kUsage, "launch: which command? As in 'halfstep launch -n 2 train --preset tiny'.");
     const auto ours =

@@ -168,6 +168,13 @@ std::vector<int> Hosts::unanswering() {
   return asked([&](MeetingPlace& place) { return place.unanswering(attempt_); }).value_or(std::vector<int>{});
 }
 
+void Hosts::announce_end(int rank) {
+  asked([&](MeetingPlace& place) {
+    place.announce_end(rank, attempt_);
+    return true;
+  });
+}
+
 void Hosts::announce_stop(int signal) {
   asked([&](MeetingPlace& place) { return place.leave_note(key(kStop), std::to_string(signal)); });
 }

@@ -49,6 +49,7 @@ class Hosts {
   std::vector<int> unanswering();
   /// A signal that a launcher passes on to all ranks.
   void announce_stop(int signal);
+  void announce_end(int rank);
   std::optional<int> stop_signal();
   /// Whether the ranks of all hosts have ended, as those of this one have.
   bool all_ended();

@@ -35,6 +35,8 @@ inline std::string attempt_prefix(const std::string& attempt) { return "halfstep
 
 /// Where a process that starts ranks says why the first of them is gone: "RANK WHY".
 inline constexpr const char* kLostKey = "lost";
+/// Where it says that a rank has ended, with nothing wrong: the name, and its number.
+inline constexpr const char* kEndedKey = "rank_ended/";
 /// Set by the first rank whose exchange fails: the others need not wait until they see it themselves.
 inline constexpr const char* kFailedKey = "failed";
 /// Where a rank that sees the others fail signs in: the name, and its number.

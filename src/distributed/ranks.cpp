@@ -274,6 +274,13 @@ RankError Ranks::State::reason_of(const std::string& what, const std::string& ca
         if (each != rank && !is_set(key_of(each))) missing.push_back(each);
       if (missing.empty() || Clock::now() - start > kPatience) break;
     }
+    for (const int each : missing)
+      if (is_set(distributed::kEndedKey + std::to_string(each)))
+        return RankError(
+            detail::concat(begin, "rank ", each,
+                           " has ended, with nothing wrong, while this one goes on. All ranks take as "
+                           "many steps, and make the same calls."),
+            {each});
     if (!missing.empty()) set(distributed::kUnansweringKey, numbers_text(missing));
   } catch (const std::exception&) {
     return RankError(detail::concat(begin,
@@ -605,6 +612,10 @@ LostRank MeetingPlace::announce_lost(int rank, const std::string& why, int attem
 std::optional<LostRank> MeetingPlace::lost(int attempt) const {
   const auto text = note(key_of(attempt, distributed::kLostKey));
   return text ? std::optional(read_lost(*text)) : std::nullopt;
+}
+
+void MeetingPlace::announce_end(int rank, int attempt) {
+  leave_note(key_of(attempt, distributed::kEndedKey) + std::to_string(rank), "yes");
 }
 
 std::vector<int> MeetingPlace::unanswering(int attempt) const {

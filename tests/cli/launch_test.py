@@ -290,6 +290,10 @@ class Launch(unittest.TestCase):
         self.assertEqual(done.stdout, "0 of 3 at 127.0.0.1\n")
         self.assertIn("halfstep: rank 2 of 3: ended with code 9.\n  | 2 of 3 at 127.0.0.1\n", done.stderr)
         self.assertEqual((self.folder / "logs/rank-1.log").read_text(), "1 of 3 at 127.0.0.1\n")
+        done = subprocess.run([PROGRAM, "launch", "-n", "2", "--", PROGRAM, "launch", "-n", "2", "env"], capture_output=True, text=True)
+        self.assertIn("One launch starts all ranks", done.stderr)
+        done = subprocess.run([PROGRAM, "launch", "-n", "2", "tran"], capture_output=True, text=True)
+        self.assertIn("cannot start tran: No such file or directory. It is no command of halfstep's either", done.stderr)
 
     def on_hosts(self, run: str, *more: str, ranks: int = 1, hosts: int = 2, only: tuple = (), launch: tuple = ()) -> list:
         """Launchers that take this machine for several hosts, one for each of `only` or for all."""

@@ -248,5 +248,11 @@ TEST(Ranks, ARankThatEndsEarlyIsNamed) {
   EXPECT_NE(outcomes[0].text.find("rank 1 is gone"), std::string::npos) << outcomes[0].text;
 }
 
+TEST(Ranks, ARankThatEndsEarlyIsSaidToHaveEndedWhereThatIsKnown) {
+  RankProcesses processes(2, "leaves_early");
+  processes.meeting().announce_end(1);
+  EXPECT_NE(processes.outcomes()[0].text.find("rank 1 has ended, with nothing wrong"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace halfstep
