@@ -379,14 +379,15 @@ void print_many(const Forecast& forecast) {
 
 void print_assumptions(const Forecast& forecast) {
   std::cout << "\n";
-  const bool shards = std::ranges::any_of(forecast.found, [](const Found& found) {
-    return found.chosen && found.chosen->arrangement.shards(Sharding::States);
+  const bool is_ahead = std::ranges::any_of(forecast.found, [&](const Found& found) {
+    const bool shards = found.chosen && found.chosen->arrangement.shards(Sharding::States);
+    return shards || (found.question.ranks > 1 && forecast.precision.has_recipe());
   });
-  if (forecast.device.name != "cpu" && (shards || forecast.precision.has_recipe()))
+  if (forecast.device.name != "cpu" && is_ahead)
     print_paragraph(
-        "Halfstep itself does not train so on accelerators yet: there each rank has all of the model, in "
-        "FP32, BF16 "
-        "or FP16, and parts and recipes are for one device or the CPU (docs/scale.md).");
+        "Halfstep itself does not train so on accelerators yet: with several ranks each has all of the "
+        "model there, in FP32, BF16 or FP16. Parts on each rank, and recipes on several, are for the CPU so "
+        "far (docs/scale.md).");
   print_paragraph(
       "A model, not a measurement: products run at the rate that large ones reach on this device, exchanges "
       "take "

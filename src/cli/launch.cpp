@@ -160,8 +160,8 @@ class Attempt {
     learn_of_stop();  // ranks may have heard of it from one another, and ended
     if (rank == hosts_.first_rank()) exit_code_ = ending.exit_code();
     if (exit_code_ == kSignalled) exit_code_ += asked_to_stop_;  // it had no signal of its own
-    if (ending.orderly(asked_to_stop())) hosts_.announce_end(rank);
-    if (ending.orderly(asked_to_stop()) || failure_) return;
+    if (ending.orderly(asked_to_stop())) return hosts_.announce_end(rank);
+    if (failure_) return;
     LostRank lost{.rank = rank, .why = ending.text()};
     // One that ends because of another is not the one to name: that one hangs, or was on a host whose
     // launcher is gone too.

@@ -125,11 +125,8 @@ RankMemory memory_per_rank(const ModelShape& shape, const PrecisionPlan& precisi
   const bool comes_and_goes = arrangement.shards(Sharding::Weights);
   double gathered = comes_and_goes ? working_bytes * (n.outer + std::min(2.0, n.layers) * n.block) : 0;
   // The codes of all ranks' parts of the block that comes, and of this rank's.
-  if (arrangement.gathers_packed()) {
-    double matrices = 0;
-    for (const Linear& linear : shape.block_linears()) matrices += static_cast<double>(linear.weights());
-    gathered += kPackedBytes * matrices * (1 + 1 / ranks);
-  }
+  if (arrangement.gathers_packed())
+    gathered += kPackedBytes * static_cast<double>(shape.block_matrix_elements()) * (1 + 1 / ranks);
   const Sums sums = sums_of(shape, arrangement, n);
 
   Moment idle{.working = working_bytes * (comes_and_goes ? n.all / ranks : n.all),
@@ -143,8 +140,7 @@ RankMemory memory_per_rank(const ModelShape& shape, const PrecisionPlan& precisi
   const bool casts_weights = !is_full && precision.weights == WeightStorage::Fp32;
   double casts_of_blocks = 0;
   if (casts_weights) {
-    for (const Linear& linear : shape.block_linears())
-      casts_of_blocks += 2 * n.layers * static_cast<double>(linear.weights());
+    casts_of_blocks = 2 * n.layers * static_cast<double>(shape.block_matrix_elements());
     in_step.cast_cache = casts_of_blocks + 2 * n.embedding;
   }
   const double kept = kept_of_block(shape, precision, n);

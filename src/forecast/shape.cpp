@@ -136,6 +136,12 @@ std::vector<int64_t> ModelShape::block_parameter_sizes() const {
   return sizes;
 }
 
+int64_t ModelShape::block_matrix_elements() const {
+  int64_t all = 0;
+  for (const Linear& linear : block_linears()) all += linear.weights();
+  return all;
+}
+
 int64_t ModelShape::block_parameters() const { return sum(block_parameter_sizes()); }
 
 std::vector<int64_t> ModelShape::first_parameter_sizes() const {

@@ -43,6 +43,8 @@ struct ModelShape {
   /// Elements of each parameter of one block.
   std::vector<int64_t> block_parameter_sizes() const;
   int64_t block_parameters() const;
+  /// Elements of the matrices of one block's linear layers.
+  int64_t block_matrix_elements() const;
   /// Elements of the parameters before the first block, and behind the last.
   std::vector<int64_t> first_parameter_sizes() const;
   std::vector<int64_t> last_parameter_sizes() const;

@@ -151,11 +151,7 @@ class Exchange {
  private:
   /// Elements of a block's matrices, and of its biases and norms: where the former are packed, each of the
   /// two travels by itself.
-  double matrices() const {
-    double all = 0;
-    for (const Linear& linear : shape_.block_linears()) all += static_cast<double>(linear.weights());
-    return all;
-  }
+  double matrices() const { return static_cast<double>(shape_.block_matrix_elements()); }
   double beside_matrices() const { return static_cast<double>(shape_.block_parameters()) - matrices(); }
   double whole_sum(double elements) const {
     return seconds(Collective::AllReduce, static_cast<double>(arrangement_.summed_bytes) * elements);
