@@ -2,8 +2,8 @@
 #   One program a room and cost; ctest labels: the room, the cost, and "torch" for those that load LibTorch;
 #   LABELS are further ones.
 #   ENGINE links LibTorch without libhalfstep, to ask the engine as it is without us.
-# halfstep_check(NAME ROOM <room> COST <fast|slow> [TORCH] [LABELS ...] COMMAND ...)
-#   Any other command as a test, with the same labels.
+# halfstep_check(NAME ROOM <room> COST <fast|slow> [TORCH] [TIMED] [LABELS ...] COMMAND ...)
+#   Any other command as a test, with the same labels. TIMED: it compares times, and runs by itself.
 # Under the sanitizers (preset asan): the label "sanitize" and the target "sanitized_tests" are every test that does not
 # load LibTorch, and run in CI; "sanitize_torch" and "sanitized_torch_tests" are the fast ones of the rooms whose
 # mistakes would cost a training run: a command of their own, because they take as long as all the rest of CI.
@@ -51,7 +51,13 @@ function(halfstep_label_test name room cost torch program)
       add_dependencies(${suite}_tests ${program})
     endif()
   endif()
-  set_tests_properties(${name} PROPERTIES LABELS "${labels}" ENVIRONMENT "${halfstep_test_environment}" TIMEOUT 1500)
+  set(environment ${halfstep_test_environment})
+  if(torch)
+    # Two run at a time, and LibTorch's threads would hold the other's core for 13 ms while they wait:
+    # docs/decisions/0067-threads-spin-briefly.md.
+    list(APPEND environment "GOMP_SPINCOUNT=10000")
+  endif()
+  set_tests_properties(${name} PROPERTIES LABELS "${labels}" ENVIRONMENT "${environment}" TIMEOUT 1500)
 endfunction()
 
 function(halfstep_test name)
@@ -71,9 +77,13 @@ function(halfstep_test name)
 endfunction()
 
 function(halfstep_check name)
-  cmake_parse_arguments(arg "TORCH" "ROOM;COST" "COMMAND;LABELS" ${ARGN})
+  cmake_parse_arguments(arg "TORCH;TIMED" "ROOM;COST" "COMMAND;LABELS" ${ARGN})
   add_test(NAME ${name} COMMAND ${arg_COMMAND} COMMAND_EXPAND_LISTS)
   set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77)
   list(GET arg_COMMAND 0 program)
   halfstep_label_test(${name} ${arg_ROOM} ${arg_COST} ${arg_TORCH} ${program} ${arg_LABELS})
+  if(arg_TIMED)
+    # As users run it: LibTorch's threads wait as they do by themselves.
+    set_tests_properties(${name} PROPERTIES RUN_SERIAL TRUE ENVIRONMENT "${halfstep_test_environment}")
+  endif()
 endfunction()

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <halfstep/config.h>
+#include <halfstep/tensor_stats.h>
 
 #include <cstdint>
 #include <filesystem>
@@ -28,6 +29,10 @@ struct Histogram {
 /// One bucket a power of two, as wide as the numbers' own exponents: what a format would lose at either end
 /// of its range can be read from it. Runs of empty buckets are one.
 [[nodiscard]] HALFSTEP_API Histogram histogram_of(std::span<const float> values);
+
+/// Of the binary logarithms of the magnitudes: one bucket a binade, which holds those from 2^e up to 2^(e+1).
+/// Zeros are in none; NaN and Inf are `not_finite`. Sums take each value in the middle of its bucket.
+[[nodiscard]] HALFSTEP_API Histogram histogram_of(const TensorStats& stats);
 
 /// One event file, named `events.out.tfevents.<unix time>.<host>` as TensorBoard looks for it. TensorBoard
 /// reads files in the order of their names, so the time is later than that of every file in the folder,

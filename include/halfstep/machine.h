@@ -33,7 +33,7 @@ struct CpuReport {
   };
   int64_t logical_cpus = 0;  ///< those that this process may run on
   std::vector<Feature> features;
-  std::string kernels;  ///< the table that Halfstep's own loops use: "scalar", "avx2" or "avx512"
+  std::string kernels;  ///< the table that Halfstep's own loops use: "scalar", "avx2", "avx512" or "amx"
   std::vector<PrecisionSupport> precisions;
 };
 

@@ -30,6 +30,8 @@ struct Module;
 
 namespace halfstep {
 
+class StepObserver;  // Halfstep's own: a Probe is one
+
 /// Where the gradients of several micro-batches are summed.
 enum class Accumulation {
   None,       ///< in the parameters' own type, by autograd: one micro-batch a step, or FP32 parameters
@@ -223,12 +225,16 @@ class HALFSTEP_API MixedPrecision {
   Sharding sharding() const;
   /// What the recipe does with each weight of two dimensions; nothing without a recipe.
   const std::vector<LayerPlan>& layers() const;
+  /// What the recipe of another precision would do with them.
+  std::vector<LayerPlan> layers_under(const Precision& precision) const;
   /// How often the recipe computed a product of this weight in training. 0 for a weight that `layers()` calls
   /// quantised: the model uses it in another way than by linear, addmm, matmul or mm.
   std::int64_t quantised_uses(std::string_view weight) const;
   /// Since the last call; nothing where nothing was quantised in a forward that was trained, or in a
   /// backward.
   std::optional<QuantisedShares> take_quantised_shares();
+  /// Who looks at the tensors of each step, as long as it lives; a Probe gives itself.
+  void set_observer(std::weak_ptr<StepObserver> observer);
   /// Whether this machine computes in the precision or only imitates it, slower than FP32, and why. FP16 is
   /// emulated on most CPUs.
   const PrecisionSupport& support() const;
@@ -284,6 +290,7 @@ class HALFSTEP_API MixedPrecision {
    private:
     MemoryClassScope memory_;
     std::shared_ptr<void> shards_;  // with sharding: weights are there when they are used
+    std::shared_ptr<void> observed_;
     std::optional<AutocastScope> autocast_;
   };
 

@@ -117,6 +117,14 @@ struct RunConfig {
     bool operator==(const Log&) const = default;
   } log{};
 
+  /// What is looked at besides.
+  struct Watch {
+    int64_t every = 50;
+    bool trace_on_skip = true;
+    std::optional<std::string> prometheus{};
+    bool operator==(const Watch&) const = default;
+  } watch{};
+
   /// Where it runs, and where it writes.
   struct Run {
     std::optional<std::string> folder{};

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <halfstep/config.h>
+#include <halfstep/tensor_stats.h>
 
 #include <cstdint>
 #include <filesystem>
@@ -93,10 +94,84 @@ struct CheckpointRecord {
   int64_t tensor_bytes = 0;
 };
 
+/// What the numbers of one tensor were like in a step that was looked at.
+struct ProbeRecord {
+  int64_t step = 0;
+  double seconds = 0.0;
+  std::string role{};  ///< "weight", "activation", "gradient" (with its loss scale), "update"
+  std::string name{};  ///< of the layer or parameter; of what a softmax is given, with kLogitsAfter behind it
+  TensorStats stats{};
+
+  static constexpr std::string_view kLogitsAfter = ", logits after it";  ///< "h.0.attn, logits after it"
+};
+
+/// How far one linear layer's products in another precision were from FP32's, in a step that was looked at.
+/// An error is the norm of the difference as a share of the norm of FP32's result; NaN or infinite where the
+/// other precision's result is not finite.
+struct ShadowRecord {
+  int64_t step = 0;
+  double seconds = 0.0;
+  std::string precision{};         ///< "mxfp8"
+  std::string layer{};             ///< the name of its weight
+  double output_error = 0.0;       ///< of what the layer puts out
+  double input_grad_error = 0.0;   ///< of the gradient of its input; 0 where none is computed
+  double weight_grad_error = 0.0;  ///< of the gradient of its weight
+  double forward_noise = 0.0;      ///< what the output's error does to the step's loss: its deviation, in the
+                                   ///< loss's unit, if the elements' errors were independent
+  double backward_noise = 0.0;     ///< the same of the input gradient's error, times the input
+  double gradient_share = 0.0;     ///< norm of the weight gradient's error, of the whole model's gradient's
+};
+
+/// The first operation of a step that was given finite numbers and put out others.
+struct CulpritRecord {
+  int64_t step = 0;
+  double seconds = 0.0;
+  int64_t rank = 0;
+  std::string op{};                   ///< "addmm"; "weight", "input" or "gradient" where none made them
+  std::string inside{};               ///< the call that it was a part of: "linear"
+  std::string layer{};                ///< "layers.0.up", or "after layers.0.up"
+  std::string direction{};            ///< "forward", "backward"
+  std::vector<std::string> inputs{};  ///< "self: FP16 [8, 128], -3.1 to 71.2"
+  std::string output{};               ///< "FP16 [8, 512]: of 4,096 numbers 3 Inf and 0 NaN"
+  bool precision_is_cause = false;    ///< FP32 holds what the same operation gives in FP64
+  std::string verdict{};              ///< the same as a sentence
+  int64_t propagated = 0;             ///< later operations that passed the numbers on
+};
+
+/// How bad a finding is.
+enum class Severity : std::uint8_t {
+  Note,     ///< normal, or harmless; worth knowing
+  Warning,  ///< costs steps or accuracy
+  Serious,  ///< the run learns nothing, or will soon
+};
+
+/// "note", "warning", "serious".
+HALFSTEP_API std::string_view to_string(Severity severity);
+
+/// Something that is wrong with a run's precision. halfstep/findings.h makes them.
+struct Finding {
+  std::string code{};  ///< "gradient-underflow": a section of docs/findings.md
+  Severity severity = Severity::Note;
+  int64_t step = 0;        ///< where it began
+  std::string what{};      ///< a sentence with numbers
+  std::string evidence{};  ///< what it was concluded from
+  std::string remedy{};    ///< what to do
+  std::string layer{};     ///< if there is one to name
+  std::string op{};        ///< if there is one to name
+};
+
+/// A finding, and when it was made.
+struct FindingRecord {
+  int64_t step = 0;  ///< after this one; Finding::step is where it began
+  double seconds = 0.0;
+  Finding finding{};
+};
+
 /// A record as it stands in log.jsonl: one line, with its end.
 HALFSTEP_API std::string to_json(const StepRecord& record);
 HALFSTEP_API std::string to_json(const EvaluationRecord& record);
 HALFSTEP_API std::string to_json(const SampleRecord& record);
+HALFSTEP_API std::string to_json(const FindingRecord& record);
 
 /// The log of one run folder. Every record is one `write` of one line into each file that holds it: a process
 /// that is killed leaves at most one cut line, the last, which `resume` removes. What the operating system
@@ -130,6 +205,10 @@ class HALFSTEP_API RunLog {
   void sample(const SampleRecord& record);
   void note(int64_t step, double seconds, std::string_view text);
   void checkpoint(const CheckpointRecord& record);
+  void probe(const ProbeRecord& record);
+  void shadow(const ShadowRecord& record);
+  void culprit(const CulpritRecord& record);
+  void finding(const FindingRecord& record);
   /// How the run ended: "done", "interrupted", "out of time", "diverged", "failed", and a sentence.
   void end(int64_t step, double seconds, std::string_view outcome, std::string_view why);
 

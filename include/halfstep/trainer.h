@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace halfstep {
@@ -28,7 +29,14 @@ struct RunEstimate {
   int64_t checkpoint_bytes = 0;     ///< of one
 };
 
-/// Where a Trainer resumes, and how much text it reads.
+/// Products of linear layers in other precisions, computed beside an FP32 run and compared
+/// (halfstep/shadow.h).
+struct TrainerShadow {
+  std::vector<std::string> precisions{};  ///< words of precision.compute
+  int64_t every = 1;                      ///< the first step, and each that this divides
+};
+
+/// Where a Trainer resumes, how much text it reads, and what looks on.
 struct TrainerOptions {
   /// Goes on from that checkpoint instead of the latest, and removes the later ones.
   std::optional<int64_t> from_step{};
@@ -37,6 +45,8 @@ struct TrainerOptions {
   /// The processes that train together (halfstep/ranks.h), each with a Trainer of the same configuration and
   /// folder, and its part of each batch. Rank 0 writes; all see the same folder. Null: this one alone.
   std::shared_ptr<const Ranks> ranks{};
+  /// Writes `shadow` records into the log; watch.every is 0 then. The run keeps its bits.
+  std::optional<TrainerShadow> shadow{};
 };
 
 /// One training run in one folder.

@@ -153,9 +153,13 @@ class PolicyKernel final : public c10::OperatorKernel {
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(autocast_key(device_));
     at::Tensor output = own_->run(arguments(stack), context);
     if (own_->run_again && active_policy()->repeat_outputs) {
-      note_output(
-          {.run = own_->run_again, .autocast_key = autocast_key(device_), .others = other_arguments(stack)},
-          arguments(stack)[0].toTensor(), output);
+      std::vector<at::Tensor> inputs;
+      for (const c10::IValue& input : arguments(stack).first(own_->inputs))
+        inputs.push_back(input.toTensor());
+      note_output({.run = own_->run_again,
+                   .autocast_key = autocast_key(device_),
+                   .others = arguments_after(stack, own_->inputs)},
+                  std::move(inputs), output);
     }
     torch::jit::drop(*stack, argument_count_);
     stack->emplace_back(std::move(output));
@@ -377,14 +381,14 @@ class PolicyKernel final : public c10::OperatorKernel {
     }
     OutputRecipe recipe{.run = stock_run(op, arguments(stack)[0].toTensor().scalar_type()),
                         .autocast_key = autocast_key(device_),
-                        .others = other_arguments(stack)};
+                        .others = arguments_after(stack, 1)};
     op.redispatchBoxed(keys & keys_below_, stack);
-    note_output(std::move(recipe), input, stack->back().toTensor());
+    note_output(std::move(recipe), {input}, stack->back().toTensor());
   }
 
-  std::vector<c10::IValue> other_arguments(Stack* stack) const {
-    const Arguments given = arguments(stack);
-    return {given.begin() + 1, given.end()};
+  std::vector<c10::IValue> arguments_after(Stack* stack, std::size_t inputs) const {
+    const Arguments given = arguments(stack).subspan(inputs);
+    return {given.begin(), given.end()};
   }
 
   void refuse_unscaled(const c10::OperatorHandle& op, const FloatingArguments& floats,

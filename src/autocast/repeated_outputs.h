@@ -18,15 +18,16 @@
 
 namespace halfstep {
 
-/// One pass over the elements and the same bits each time: GELU, SiLU, layer norm, RMS norm. Each keeps its
-/// own input for backward, so to compute its output again holds nothing that is not held already.
+/// Operations of LibTorch's that are one pass over the elements and give the same bits each time: GELU, SiLU,
+/// layer norm, RMS norm. Each keeps its own input for backward, so to compute its output again holds nothing
+/// that is not held already.
 bool is_cheap_to_repeat(std::string_view op);
 
-/// How an output is made from an input. Holds no activation.
+/// How an output is made from its inputs. Holds no activation.
 struct OutputRecipe {
   std::function<at::Tensor(OpArguments arguments)> run;
   c10::DispatchKey autocast_key;    // off while it runs
-  std::vector<c10::IValue> others;  // arguments after the first, which is the input
+  std::vector<c10::IValue> others;  // arguments after the inputs
 };
 
 /// LibTorch's operation on an input of this type, for OutputRecipe::run.
@@ -50,10 +51,10 @@ class RepeatableOutput {
   /// The first who asks has the output computed; the parts of all are kept until the last of their users has
   /// asked. That is no more than forward would have kept, and T products of T views compute it once, not T
   /// times.
-  at::Tensor compute(const at::Tensor& input, Part& part);
+  at::Tensor compute(const std::vector<at::Tensor>& inputs, Part& part);
 
  private:
-  at::Tensor whole(const at::Tensor& input) const;
+  at::Tensor whole(const std::vector<at::Tensor>& inputs) const;
 
   OutputRecipe recipe_;
   std::mutex mutex_;
@@ -61,10 +62,10 @@ class RepeatableOutput {
 };
 
 /// Notes the last such output of this thread; a later one takes its place. Nothing is noted where nothing
-/// would be kept, where the input is a parameter, which an optimizer may change unseen, or where no
+/// would be kept, where an input is a parameter, which an optimizer may change unseen, or where no
 /// AutocastScope was opened by this thread, as in a second run within backward: nobody would end the note.
-/// `input` is as the caller gave it.
-void note_output(OutputRecipe recipe, const at::Tensor& input, const at::Tensor& output);
+/// `inputs` are as the caller gave them.
+void note_output(OutputRecipe recipe, std::vector<at::Tensor> inputs, const at::Tensor& output);
 
 /// Called by each AutocastScope. Ending one forgets what was noted.
 void begin_notes();
@@ -73,14 +74,14 @@ void end_notes();
 /// An argument that is the noted output, or a view of it, unchanged since.
 struct NotedArgument {
   std::size_t index;
-  at::Tensor given;  // before the policy cast it
-  at::Tensor input;  // of the operation that made it
+  at::Tensor given;                // before the policy cast it
+  std::vector<at::Tensor> inputs;  // of the operation that made it
   std::shared_ptr<RepeatableOutput> output;
 };
 
 std::optional<NotedArgument> noted_argument(OpArguments arguments);
 
-/// While it lives, backward keeps that input where it would keep the argument or its cast copy. Does
+/// While it lives, backward keeps those inputs where it would keep the argument or its cast copy. Does
 /// nothing in a region that will be replayed.
 class RepeatedOutput {
  public:

@@ -1,6 +1,8 @@
 #include "base/cpu_features.h"
 
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 namespace halfstep {
 namespace {
@@ -28,7 +30,20 @@ CpuFeatures detect() {
   return f;
 }
 
+// The kernel's numbers (arch/x86/include/uapi/asm/prctl.h, Documentation/arch/x86/xstate.rst): the system
+// headers of Debian 12 have them under names of their own.
+constexpr long kRequestStatePermission = 0x1023, kTileData = 18;
+
 }  // namespace
+
+bool may_use_amx_bf16() {
+  static const bool may = [] {
+    const CpuFeatures& f = cpu_features();
+    return f.avx512 && f.avx512_bf16 && f.amx_bf16 &&
+           syscall(SYS_arch_prctl, kRequestStatePermission, kTileData) == 0;
+  }();
+  return may;
+}
 
 const CpuFeatures& cpu_features() {
   static const CpuFeatures features = detect();

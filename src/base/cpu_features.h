@@ -17,4 +17,9 @@ struct CpuFeatures {
 /// that the system does not save count as absent. Constant for the life of the process.
 const CpuFeatures& cpu_features();
 
+/// Whether this process may multiply BF16 in tiles, with AVX-512 and its BF16 instructions beside them. Linux
+/// lets a process use tiles once it has asked; the first call asks, which oneDNN's first BF16 product also
+/// does.
+bool may_use_amx_bf16();
+
 }  // namespace halfstep

@@ -99,6 +99,7 @@ forecast::Device calibrated(const Ranks& ranks) {
                           .bf16_flops = product_flops(at::kBFloat16),
                           .fp16_flops = product_flops(at::kHalf),
                           .products_in_fp32 = precision_support(at::kBFloat16).support != Support::Native,
+                          .swiglu_in_one_pass = true,
                           .sums_whole = true,
                           .ranks_per_node = ranks.size()};
   // A recipe decodes its operands and multiplies in the type around it (docs/recipes.md).

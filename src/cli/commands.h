@@ -25,6 +25,7 @@ enum ExitCode : int {
   kUnsaved = 6,      ///< a second Ctrl-C: ended at once, without saving
   kOutOfTime = 7,    ///< train.time_limit_minutes, after saving
   kRankLost = 8,     ///< another rank is gone, or does not answer
+  kFindings = 9,     ///< `doctor` has found something above a note
   kSignalled = 128,  ///< plus the signal: interrupted, after saving
 };
 
@@ -36,6 +37,7 @@ void add_bench(CLI::App& program);
 void add_checkpoint(CLI::App& program);
 void add_compare(CLI::App& program);
 void add_completion(CLI::App& program);
+void add_doctor(CLI::App& program);
 void add_env(CLI::App& program);
 void add_evaluate(CLI::App& program);
 void add_explain(CLI::App& program);
@@ -44,6 +46,7 @@ void add_generate(CLI::App& program);
 void add_launch(CLI::App& program, std::vector<std::string> words);
 void add_manual(CLI::App& program);
 void add_preset(CLI::App& program);
+void add_rehearse(CLI::App& program);
 void add_report(CLI::App& program);
 void add_tokenize(CLI::App& program);
 void add_train(CLI::App& program);

@@ -14,6 +14,7 @@
 #include <set>
 
 #include "cli/commands.h"
+#include "cli/forecast_subject.h"
 #include "cli/number_checks.h"
 #include "cli/terminal_text.h"
 #include "forecast/choice.h"
@@ -79,23 +80,7 @@ int64_t vocabulary_of(const RunConfig& config) {
 }
 
 Subject subject_of_run(const RunConfig& config, const std::string& name) {
-  const RunConfig::Model& model = config.model;
-  Subject subject;
-  if (model.from) {
-    subject = subject_of_folder(*model.from);
-  } else {
-    if (!model.layers || !model.width || !model.heads)
-      throw ExitWith(kUsage, name + ": its model is " + model.kind.value_or("not given") +
-                                 "; a forecast is of a language model.");
-    const CausalLMSizes sizes{.vocabulary = vocabulary_of(config),
-                              .context = model.context.value_or(config.data.sequence_length),
-                              .layers = *model.layers,
-                              .width = *model.width,
-                              .heads = *model.heads,
-                              .key_value_heads = model.kv_heads,
-                              .feed_forward_width = model.ffn_width};
-    subject.shape = read_shape(config_json_of(*model.kind, sizes), name);
-  }
+  Subject subject{.shape = shape_of_run(config, name), .source = {}};
   subject.source = "the run " + name;
   subject.precision = config.precision.compute;
   subject.weights = config.precision.weights;
@@ -136,14 +121,7 @@ Subject subject_of(const std::string& name) {
 }
 
 Device device_of(const Request& request) {
-  Device device;
-  if (std::filesystem::is_regular_file(request.device)) {
-    device = about_files([&] { return read_device(text_of(request.device), request.device); });
-  } else {
-    device = device_named(request.device);
-    if (request.device == "cpu")
-      device.products_in_fp32 = precision_support(at::kBFloat16).support != Support::Native;
-  }
+  Device device = device_given(request.device);
   if (request.ranks_per_node) device.ranks_per_node = *request.ranks_per_node;
   return device;
 }
@@ -459,6 +437,30 @@ void run(const Request& request) {
 }
 
 }  // namespace
+
+ModelShape shape_of_run(const RunConfig& config, const std::string& name) {
+  const RunConfig::Model& model = config.model;
+  if (model.from) return subject_of_folder(*model.from).shape;
+  if (!model.layers || !model.width || !model.heads)
+    throw ExitWith(kUsage, name + ": its model is " + model.kind.value_or("not given") +
+                               "; a forecast is of a language model.");
+  const CausalLMSizes sizes{.vocabulary = vocabulary_of(config),
+                            .context = model.context.value_or(config.data.sequence_length),
+                            .layers = *model.layers,
+                            .width = *model.width,
+                            .heads = *model.heads,
+                            .key_value_heads = model.kv_heads,
+                            .feed_forward_width = model.ffn_width};
+  return read_shape(config_json_of(*model.kind, sizes), name);
+}
+
+Device device_given(const std::string& name) {
+  if (std::filesystem::is_regular_file(name))
+    return about_files([&] { return read_device(text_of(name), name); });
+  Device device = device_named(name);
+  if (name == "cpu") device.products_in_fp32 = precision_support(at::kBFloat16).support != Support::Native;
+  return device;
+}
 
 void add_forecast(CLI::App& program) {
   CLI::App* const command = program.add_subcommand("forecast", "A model's memory and time on other machines");

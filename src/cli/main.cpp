@@ -86,6 +86,7 @@ int run(int argc, char** argv) {
   add_checkpoint(program);
   add_compare(program);
   add_completion(program);
+  add_doctor(program);
   add_env(program);
   add_evaluate(program);
   add_explain(program);
@@ -94,6 +95,7 @@ int run(int argc, char** argv) {
   add_launch(program, take_launched_command(argc, argv));
   add_manual(program);
   add_preset(program);
+  add_rehearse(program);
   add_report(program);
   add_tokenize(program);
   add_train(program);

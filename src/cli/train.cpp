@@ -10,15 +10,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
-#include <fstream>
 #include <iomanip>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -26,104 +23,12 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/stop_signals.h"
 #include "cli/train_screen.h"
 #include "words/numbers.h"
 
 namespace halfstep::cli {
 namespace {
-
-// Signals that ask a run to stop.
-
-/// From construction until the end of the process SIGINT, SIGTERM, SIGUSR1 and SIGHUP ask politely:
-/// `requested` becomes true and the run ends after its step, however often they come. A SIGINT that is not
-/// the first ends the process at once, with a code of its own. A reader of the output that goes away ends
-/// nothing.
-class StopSignals {
- public:
-  StopSignals();
-
-  const std::atomic<bool>& requested() const;
-  int signal() const;  ///< the one that came; 0 if none
-};
-
-constexpr std::array<int, 4> kSignals = {SIGINT, SIGTERM, SIGUSR1, SIGHUP};
-
-std::atomic<bool> stop_requested = false;
-std::atomic<int> first_signal = 0;
-static_assert(std::atomic<bool>::is_always_lock_free && std::atomic<int>::is_always_lock_free,
-              "a signal handler may touch nothing else");
-
-template <size_t size>
-void say(const char (&message)[size]) {
-  // Nobody can be told that standard error is gone.
-  [[maybe_unused]] const auto written = write(STDERR_FILENO, message, size - 1);
-}
-
-void on_signal(int signal) {
-  const int saved_errno = errno;
-  if (!stop_requested.exchange(true)) {
-    first_signal = signal;
-    say("\nhalfstep: stopping after this step, then saving; Ctrl-C (once more) ends at once without "
-        "saving\n");
-  } else if (signal == SIGINT) {
-    // A person insists. Supervisors send SIGTERM twice and mean the same by it as by one.
-    say("\nhalfstep: ended at once, without saving\n");
-    _exit(kUnsaved);
-  }
-  errno = saved_errno;
-}
-
-/// A mapped file that another process has cut short. The page is gone, and so is the step under way.
-void on_bus_error(int) {
-  say("\nhalfstep: a data file was cut short while it was read (SIGBUS); put it back, and the same command "
-      "goes on from the last checkpoint\n");
-  _exit(kFiles);
-}
-
-StopSignals::StopSignals() {
-  struct sigaction action{};
-  action.sa_handler = on_signal;
-  action.sa_flags = SA_RESTART;  // a write of a checkpoint goes on
-  for (const int signal : kSignals) {
-    struct sigaction inherited{};
-    sigaction(signal, nullptr, &inherited);
-    // nohup, and a shell that starts it in the background, mean that these do not concern it.
-    const bool is_of_terminal = signal == SIGHUP || signal == SIGINT;
-    if (is_of_terminal && inherited.sa_handler == SIG_IGN) continue;
-    sigaction(signal, &action, nullptr);
-  }
-  std::signal(SIGPIPE, SIG_IGN);
-  std::signal(SIGXFSZ, SIG_IGN);  // a write beyond `ulimit -f` is then refused as on a full disk
-  std::signal(SIGBUS, on_bus_error);
-}
-const std::atomic<bool>& StopSignals::requested() const { return stop_requested; }
-int StopSignals::signal() const { return first_signal; }
-
-// How LibTorch's threads wait for each other.
-
-constexpr const char* kSpins = "10000";
-
-std::vector<std::string> own_arguments() {
-  std::ifstream file("/proc/self/cmdline", std::ios::binary);
-  std::vector<std::string> arguments;
-  for (std::string argument; std::getline(file, argument, '\0');) arguments.push_back(argument);
-  return arguments;
-}
-
-/// Lets them spin for a moment only and then sleep, unless the environment says how they wait. OpenMP reads
-/// that when it is loaded, so the program starts anew, with the same arguments: call this before anything is
-/// read, written or waited for. See docs/decisions/0067-threads-spin-briefly.md.
-void spin_briefly() {
-  for (const char* name : {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"})
-    if (std::getenv(name) != nullptr) return;
-  std::vector<std::string> arguments = own_arguments();
-  std::vector<char*> pointers;
-  for (std::string& argument : arguments) pointers.push_back(argument.data());
-  pointers.push_back(nullptr);
-  ::setenv("GOMP_SPINCOUNT", kSpins, 1);
-  ::execv("/proc/self/exe", pointers.data());
-  // Without /proc nothing is lost but speed beside other programs.
-}
 
 using Path = std::filesystem::path;
 

@@ -378,6 +378,21 @@ const std::vector<ConfigKey>& table() {
        .unit = "steps",
        .range = from(0, 1000)},
 
+      {.path = "watch.every",
+       .field = HALFSTEP_FIELD(watch.every),
+       .help = "Steps from one look at the numbers of all layers to the next (rarer in a long run); 0: none.",
+       .unit = "steps",
+       .range = from(0, kMostSteps)},
+      {.path = "watch.trace_on_skip",
+       .field = HALFSTEP_FIELD(watch.trace_on_skip),
+       .help = "Runs a batch whose step was skipped again, to name the operation that made the first number "
+               "which is not finite."},
+      {.path = "watch.prometheus",
+       .field = HALFSTEP_FIELD(watch.prometheus),
+       .help = "A file of the run's figures for Prometheus' node exporter, replaced at logged steps: "
+               "metrics.prom in the run's folder, or a path.",
+       .if_not_given = "none"},
+
       {.path = "run.folder",
        .field = HALFSTEP_FIELD(run.folder),
        .help = "Where logs and checkpoints go.",

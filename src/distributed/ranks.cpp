@@ -13,6 +13,7 @@
 #include <condition_variable>
 #include <cstdlib>
 #include <functional>
+#include <future>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -248,6 +249,9 @@ struct Ranks::State {
 
   RankError reason_of(const std::string& what, const std::string& cause);
 
+  /// Makes the group, once all ranks are there.
+  void connect(const std::string& own_address);
+
   /// However long it takes, unless a rank is lost, or one of those that are waited for hangs.
   void wait_until(const std::string& what, const std::function<bool()>& holds,
                   const std::function<std::vector<int>()>& waited_for);
@@ -301,6 +305,32 @@ RankError Ranks::State::reason_of(const std::string& what, const std::string& ca
                    missing);
 }
 
+/// Gloo waits for every rank until time is up, and does not ask whether one of them is gone. So it waits
+/// beside this thread, which asks; a wait that is given up ends by itself.
+void Ranks::State::connect(const std::string& own_address) {
+  const std::string what = "connecting";
+  // A store answers one question after the other: Gloo's would hold up those of this thread.
+  const StorePtr waiting = store;
+  guarded(what, [&] { store = waiting->clone(); });
+  std::promise<c10::intrusive_ptr<c10d::Backend>> made;
+  auto connected = made.get_future();
+  std::thread([made = std::move(made), own_address, timeout = timeout, rank = rank, size = size,
+               at = c10::make_intrusive<c10d::PrefixStore>(own_key("gloo"), waiting)]() mutable {
+    try {
+      auto options = c10d::ProcessGroupGloo::Options::create(timeout);
+      options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(own_address));
+      made.set_value(c10::make_intrusive<c10d::ProcessGroupGloo>(at, rank, size, options));
+    } catch (...) {
+      made.set_exception(std::current_exception());
+    }
+  }).detach();
+  wait_until(
+      what, [&] { return connected.wait_for(std::chrono::seconds(0)) == std::future_status::ready; },
+      [] { return std::vector<int>{}; });
+  group = guarded(what, [&] { return connected.get(); });
+  store = waiting;
+}
+
 Ranks::Ranks() : state_(std::make_shared<State>()) {}
 
 Ranks Ranks::from_environment(const RanksOptions& options) {
@@ -327,14 +357,7 @@ Ranks Ranks::from_environment(const RanksOptions& options) {
                                    ". Has rank 0 been started? LibTorch: ", first_sentence(error.what())),
                     {0});
   }
-  state.guarded("connecting", [&] {
-    auto gloo = c10d::ProcessGroupGloo::Options::create(options.timeout);
-    gloo->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(
-        distributed::address_towards(found->address, found->port)));
-    state.group = c10::make_intrusive<c10d::ProcessGroupGloo>(
-        c10::make_intrusive<c10d::PrefixStore>(state.own_key("gloo"), state.store), state.rank, state.size,
-        gloo);
-  });
+  state.connect(distributed::address_towards(found->address, found->port));
   state.begin_beating();
   return ranks;
 }

@@ -34,7 +34,7 @@ std::optional<Arrangement> with_micro_batch(Arrangement arrangement, int64_t mic
 Outcome outcome_of(const ModelShape& shape, const PrecisionPlan& precision, const Arrangement& arrangement,
                    const Device& device) {
   Outcome outcome{.arrangement = arrangement,
-                  .memory = memory_per_rank(shape, precision, arrangement, device.products_in_fp32),
+                  .memory = memory_per_rank(shape, precision, arrangement, device),
                   .time = step_time(shape, precision, arrangement, device)};
   outcome.fits = outcome.memory.bytes() <= device.usable_bytes();
   const auto tokens = static_cast<double>(arrangement.step_tokens());
@@ -51,7 +51,7 @@ int64_t largest_micro_batch(const ModelShape& shape, const PrecisionPlan& precis
   const auto fits = [&](int64_t micro_batch) {
     Arrangement tried = arrangement;
     tried.micro_batch = micro_batch;
-    return memory_per_rank(shape, precision, tried, device.products_in_fp32).bytes() <= device.usable_bytes();
+    return memory_per_rank(shape, precision, tried, device).bytes() <= device.usable_bytes();
   };
   if (!fits(1)) return 0;
   int64_t good = 1, bad = 2;

@@ -133,6 +133,7 @@ const std::vector<Device>& all_devices() {
                    .fp4_flops = 46.7 * kGiga,
                    .bf16_peak_flops = 0,
                    .products_in_fp32 = true,
+                   .swiglu_in_one_pass = true,
                    .sums_whole = true,
                    .ranks_per_node = 2,
                    .seconds_per_collective = 0,
@@ -199,8 +200,8 @@ Device read_device(std::string_view json, const std::string& where) {
   place.expect_object();
   Device device;
   for (const auto& [key, value] : place.fields()) {
-    bool is_known = key == "name" || key == "products_in_fp32" || key == "sums_whole" ||
-                    key == "ranks_per_node" || key == "sources";
+    bool is_known = key == "name" || key == "products_in_fp32" || key == "swiglu_in_one_pass" ||
+                    key == "sums_whole" || key == "ranks_per_node" || key == "sources";
     for (const auto& [known, field] : kNumbers) is_known |= key == known;
     for (const auto& [known, link, field] : kLinkNumbers) is_known |= key == known;
     HALFSTEP_CHECK(is_known, where, ": the key ", in_quotes(key), " is not known to this Halfstep.");
@@ -210,6 +211,7 @@ Device read_device(std::string_view json, const std::string& where) {
   device.name = place.at("name").text();
   device.products_in_fp32 = place.at("products_in_fp32").truth();
   device.sums_whole = place.at("sums_whole").truth(/*absent=*/false);
+  device.swiglu_in_one_pass = place.at("swiglu_in_one_pass").truth(/*absent=*/false);
   device.ranks_per_node = place.at("ranks_per_node").size(int64_t{1} << 20);
   for (const files::JsonPlace& source : place.at("sources").elements())
     device.sources.push_back(source.text());
@@ -223,6 +225,7 @@ std::string to_json(const Device& device) {
   nlohmann::ordered_json file{{"name", device.name}};
   for (const auto& [key, field] : kNumbers) file[key] = device.*field;
   file["products_in_fp32"] = device.products_in_fp32;
+  file["swiglu_in_one_pass"] = device.swiglu_in_one_pass;
   file["sums_whole"] = device.sums_whole;
   file["ranks_per_node"] = device.ranks_per_node;
   for (const auto& [key, link, field] : kLinkNumbers) file[key] = device.*link.*field;

@@ -33,6 +33,8 @@ struct Device {
   /// BF16 and FP16 products make an FP32 result first, which takes memory: processors without instructions
   /// for them.
   bool products_in_fp32 = false;
+  /// SwiGLU keeps its two factors and nothing else: Halfstep's pass over BF16 and FP16 is for CPUs.
+  bool swiglu_in_one_pass = false;
   /// Ranks that keep a part of a sum get all of it: Gloo's sums in parts are slower.
   bool sums_whole = false;
   int64_t ranks_per_node = 1;

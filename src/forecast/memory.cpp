@@ -49,7 +49,8 @@ struct Sizes {
 /// What the forward of one block leaves for its backward. docs/memory.md has the rules: in low precision what
 /// norms, GELU and SiLU put out is computed again if a product takes it; with a recipe each linear layer
 /// keeps the codes of its input.
-double kept_of_block(const ModelShape& shape, const PrecisionPlan& precision, const Sizes& n) {
+double kept_of_block(const ModelShape& shape, const PrecisionPlan& precision, const Sizes& n,
+                     bool swiglu_in_one_pass) {
   const double codes = precision.code_bytes, norm_inputs = 2 * n.width,
                heads_apart = shape.has_query_key_norm ? n.query + n.key : 0;
   const double attention = n.query + 2 * n.key + n.query;  // queries, keys, values; what comes out
@@ -66,8 +67,8 @@ double kept_of_block(const ModelShape& shape, const PrecisionPlan& precision, co
     elements += n.inner;
     coded = 3 * n.width + n.inner;
   } else {
-    // Gate, SiLU of it, the other product, and what down_proj takes: its codes, where there are any.
-    elements += (precision.has_recipe() ? 3 : 4) * n.inner;
+    // Gate and the other product; SiLU of the gate, and what down_proj takes: its codes, where there are any.
+    elements += (swiglu_in_one_pass ? 2 : precision.has_recipe() ? 3 : 4) * n.inner;
     coded = 5 * n.width + n.query + n.inner;
   }
   return n.tokens * (n.stream_bytes * norm_inputs + 2 * elements + codes * coded + statistics);
@@ -116,9 +117,9 @@ Sums sums_of(const ModelShape& shape, const Arrangement& arrangement, const Size
 }  // namespace
 
 RankMemory memory_per_rank(const ModelShape& shape, const PrecisionPlan& precision,
-                           const Arrangement& arrangement, bool products_in_fp32) {
+                           const Arrangement& arrangement, const Device& device) {
   const Sizes n(shape, precision, arrangement);
-  const bool is_full = precision.is_full(), is_emulated = products_in_fp32 && !is_full;
+  const bool is_full = precision.is_full(), is_emulated = device.products_in_fp32 && !is_full;
   const auto ranks = static_cast<double>(arrangement.ranks);
   const double working_bytes = precision.working_bytes();
   const double states = arrangement.shards(Sharding::States) ? n.all / ranks : n.all;
@@ -143,7 +144,7 @@ RankMemory memory_per_rank(const ModelShape& shape, const PrecisionPlan& precisi
     casts_of_blocks = 2 * n.layers * static_cast<double>(shape.block_matrix_elements());
     in_step.cast_cache = casts_of_blocks + 2 * n.embedding;
   }
-  const double kept = kept_of_block(shape, precision, n);
+  const double kept = kept_of_block(shape, precision, n, device.swiglu_in_one_pass);
   const double stream = n.stream_bytes * n.tokens * n.width;
   const double of_blocks = n.layers * (arrangement.recomputes_blocks ? stream : kept);
   const double before_head = of_blocks + kept_of_last_norm(shape, precision, n);

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "forecast/arrangement.h"
+#include "forecast/device.h"
 #include "forecast/precision.h"
 #include "forecast/shape.h"
 
@@ -21,8 +22,8 @@ struct RankMemory {
   double bytes() const { return static_cast<double>(at_peak.total); }
 };
 
-/// Without dropout. `products_in_fp32` as Device has it. docs/forecast.md says what is counted.
+/// Without dropout. docs/forecast.md says what is counted.
 RankMemory memory_per_rank(const ModelShape& shape, const PrecisionPlan& precision,
-                           const Arrangement& arrangement, bool products_in_fp32);
+                           const Arrangement& arrangement, const Device& device);
 
 }  // namespace halfstep::forecast

@@ -243,7 +243,10 @@ constinit const KernelTable kAvx2Kernels = {
     .random = random,
     .update = &kAvx2UpdateStages,
     .norm = &kAvx2NormRows,
+    .pointwise = &kAvx2Pointwise,
     .quantise = &kAvx2QuantiseRows,
+    .statistics = &kAvx2Statistics,
+    .attention = &kAvx2Attention,
 };
 
 }  // namespace halfstep

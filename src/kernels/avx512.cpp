@@ -207,24 +207,32 @@ constexpr FormatKernels kernels_of() {
           decode<format>};
 }
 
+constexpr KernelTable table_of(const char* isa, const AttentionLoops& attention) {
+  return {
+      .isa = isa,
+      .format = {{},
+                 kernels_of<Format::TF32>(),
+                 kernels_of<Format::BF16>(),
+                 kernels_of<Format::FP16>(),
+                 kernels_of<Format::E4M3>(),
+                 kernels_of<Format::E5M2>(),
+                 kernels_of<Format::E4M3FNUZ>(),
+                 kernels_of<Format::E5M2FNUZ>(),
+                 {},
+                 kernels_of<Format::E2M1>()},
+      .random = random,
+      .update = &kAvx512UpdateStages,
+      .norm = &kAvx512NormRows,
+      .pointwise = &kAvx512Pointwise,
+      .quantise = &kAvx512QuantiseRows,
+      .statistics = &kAvx512Statistics,
+      .attention = &attention,
+  };
+}
+
 }  // namespace
 
-constinit const KernelTable kAvx512Kernels = {
-    .isa = "avx512",
-    .format = {{},
-               kernels_of<Format::TF32>(),
-               kernels_of<Format::BF16>(),
-               kernels_of<Format::FP16>(),
-               kernels_of<Format::E4M3>(),
-               kernels_of<Format::E5M2>(),
-               kernels_of<Format::E4M3FNUZ>(),
-               kernels_of<Format::E5M2FNUZ>(),
-               {},
-               kernels_of<Format::E2M1>()},
-    .random = random,
-    .update = &kAvx512UpdateStages,
-    .norm = &kAvx512NormRows,
-    .quantise = &kAvx512QuantiseRows,
-};
+constinit const KernelTable kAvx512Kernels = table_of("avx512", kAvx512Attention);
+constinit const KernelTable kAmxKernels = table_of("amx", kAmxAttention);
 
 }  // namespace halfstep

@@ -13,6 +13,7 @@ const std::vector<const KernelTable*>& available_kernels() {
     std::vector<const KernelTable*> found = {&kScalarKernels};
     if (cpu_features().avx2) found.push_back(&kAvx2Kernels);
     if (cpu_features().avx512) found.push_back(&kAvx512Kernels);
+    if (may_use_amx_bf16()) found.push_back(&kAmxKernels);
     return found;
   }();
   return tables;
@@ -29,7 +30,7 @@ const KernelTable& kernels_of_isa(std::string_view isa) {
   const KernelTable* found = nullptr;
   for (const KernelTable* table : available_kernels())
     if (table->isa == isa) found = table;
-  const bool known = isa == kAvx2Kernels.isa || isa == kAvx512Kernels.isa;
+  const bool known = isa == kAvx2Kernels.isa || isa == kAvx512Kernels.isa || isa == kAmxKernels.isa;
   HALFSTEP_CHECK(found, "HALFSTEP_ISA: ",
                  known ? "this processor lacks what it needs for '" : "there are no kernels called '", isa,
                  "'. Available here: ", available_isas(), ". Unset it to use the widest.");

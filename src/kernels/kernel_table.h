@@ -104,6 +104,24 @@ extern const NormRows kScalarNormRows;
 extern const NormRows kAvx2NormRows;    // run only where cpu_features().avx2
 extern const NormRows kAvx512NormRows;  // run only where cpu_features().avx512
 
+/// Functions of each element, in FP32. Index 0: arrays of FP32, 1: of BF16, rounded once, to the nearest
+/// even. Arrays that are written do not overlap others.
+struct PointwiseLoops {
+  // output[i] = silu(gate[i]) * up[i]
+  void (*swiglu[2])(const void* gate, const void* up, void* output, std::size_t count);
+  void (*swiglu_backward[2])(const void* gate, const void* up, const void* grad, void* gate_grad,
+                             void* up_grad, std::size_t count);
+  // Rows of 2 * half elements, `stride` apart: element i of the first half turns with element i of the
+  // second, by angles that are the same for each row. `cos` and `sin` have 2 * half elements too.
+  void (*rotate[2])(const void* values, std::size_t stride, void* output, std::size_t output_stride,
+                    std::size_t rows, const float* cos, const float* sin, std::size_t half);
+  decltype(rotate) rotate_back;  // of the output's gradient: the input's
+};
+
+extern const PointwiseLoops kScalarPointwise;
+extern const PointwiseLoops kAvx2Pointwise;    // run only where cpu_features().avx2
+extern const PointwiseLoops kAvx512Pointwise;  // run only where cpu_features().avx512
+
 /// Below it max / amax would not be a number; as torchao has it.
 inline constexpr double kLeastAmax = 1e-12;
 
@@ -143,6 +161,42 @@ extern const QuantiseRows kScalarQuantiseRows;
 extern const QuantiseRows kAvx2QuantiseRows;    // run only where cpu_features().avx2
 extern const QuantiseRows kAvx512QuantiseRows;  // run only where cpu_features().avx512
 
+inline constexpr std::size_t kSumLanes = 16;
+
+/// The least FP32 magnitudes, as bits, that saturate the formats whose limit StatisticsCounts::places does
+/// not tell: BF16 (the tie above its max), FP16 (65520), E4M3 (behind 464, a tie that goes to 448).
+// Not inline: the objects of wide ISAs would share it.
+constexpr std::uint32_t kSaturates[3] = {0x7f7f8000, 0x477ff000, 0x43e80001};
+
+/// What one pass over values counts.
+struct StatisticsCounts {
+  double lanes[kSumLanes];  // lanes[i % 16] += value[i], of finite values
+  std::uint32_t largest;    // finite magnitude, as FP32 bits
+  std::uint64_t nans, infinities;
+  // Normal numbers of FP32: four counts for each exponent field, by how many ones the fraction begins with,
+  // 0 to 2, or 3 and more; and of these, by exponent field, powers of two and those with ten ones or more.
+  std::uint64_t places[1024], powers_of_two[256], ones_10[256];
+  std::uint64_t first_ones_7;  // with seven ones, of the first binade of normal numbers
+  struct Subnormal {
+    std::uint64_t count, powers_of_two, ones[5];  // 1, 2, 3, 7 and 10 ones behind the leading one
+  };
+  Subnormal subnormals[23];  // by the place of the leading one
+  std::uint64_t saturated[3];
+};
+
+/// Bins of a pass: one for every value of two neighbouring bytes, or four times one for every byte.
+inline constexpr std::size_t kPairBins = 65536, kByteBins = 4 * 256;
+
+struct StatisticsPass {
+  // `bins` are 0 before and are left in any state: kPairBins if `pairs`, else kByteBins.
+  void (*add[3])(const void* values, std::size_t count, std::uint32_t* bins, bool pairs,
+                 StatisticsCounts& counts);
+};
+
+extern const StatisticsPass kScalarStatistics;
+extern const StatisticsPass kAvx2Statistics;    // run only where cpu_features().avx2
+extern const StatisticsPass kAvx512Statistics;  // run only where cpu_features().avx512
+
 /// What an overflowing value and an infinite input become: codes without sign, before TF32's padding.
 struct SpecialResults {
   std::uint32_t overflow = 0;
@@ -170,17 +224,45 @@ struct FormatKernels {
   DecodeKernel decode = nullptr;
 };
 
+struct AttentionCall;
+
+struct HeadOf {
+  std::size_t batch, head;
+};
+
+/// See kernels/attention.h. `random` gives the words of dropout.
+struct AttentionLoops {
+  std::size_t (*forward_bytes)(const AttentionCall& call);
+  void (*forward)(const AttentionCall& call, RandomKernel random, HeadOf of, std::size_t first_query,
+                  std::size_t count, void* scratch);
+  std::size_t (*backward_bytes)(const AttentionCall& call, std::size_t most_keys);
+  // The keys [first_key, first_key + count) of a key head and the queries of all heads that share it.
+  // `query_sums`, [heads, queries, padded head size], gets what they add to the queries' gradient, before
+  // the scale; where it is null, these are all keys, and the gradient itself is written.
+  void (*backward)(const AttentionCall& call, RandomKernel random, HeadOf key_head, std::size_t first_key,
+                   std::size_t count, float* query_sums, void* scratch);
+};
+
+extern const AttentionLoops kScalarAttention;
+extern const AttentionLoops kAvx2Attention;    // run only where cpu_features().avx2
+extern const AttentionLoops kAvx512Attention;  // run only where cpu_features().avx512
+extern const AttentionLoops kAmxAttention;     // run only where may_use_amx_bf16()
+
 struct KernelTable {
   const char* isa;                     // as HALFSTEP_ISA spells it
   FormatKernels format[kFormatCount];  // in the order of enum Format; FP32 and E8M0 have none
   RandomKernel random;                 // the words that stochastic casts use
   const UpdateStages* update;
   const NormRows* norm;
+  const PointwiseLoops* pointwise;
   const QuantiseRows* quantise;
+  const StatisticsPass* statistics;
+  const AttentionLoops* attention;
 };
 
 extern const KernelTable kScalarKernels;
 extern const KernelTable kAvx2Kernels;    // run only where cpu_features().avx2
 extern const KernelTable kAvx512Kernels;  // run only where cpu_features().avx512
+extern const KernelTable kAmxKernels;     // AVX-512's, but for attention; run only where may_use_amx_bf16()
 
 }  // namespace halfstep

@@ -106,7 +106,10 @@ constinit const KernelTable kScalarKernels = {
     .random = random,
     .update = &kScalarUpdateStages,
     .norm = &kScalarNormRows,
+    .pointwise = &kScalarPointwise,
     .quantise = &kScalarQuantiseRows,
+    .statistics = &kScalarStatistics,
+    .attention = &kScalarAttention,
 };
 
 }  // namespace halfstep

@@ -324,4 +324,30 @@ Histogram histogram_of(std::span<const float> values) {
   return result;
 }
 
+Histogram histogram_of(const TensorStats& stats) {
+  Histogram made{.not_finite = stats.nans + stats.infinities};
+  for (int exponent = TensorStats::kLeastExponent; exponent <= TensorStats::kLargestExponent; ++exponent) {
+    const int64_t count = stats.in_binade(exponent);
+    if (count == 0 && made.limits.empty()) continue;
+    if (made.limits.empty()) {
+      made.min = exponent;
+      made.limits.push_back(exponent);  // the bucket below it is empty
+      made.counts.push_back(0);
+    }
+    const double middle = exponent + 0.5, counted = static_cast<double>(count);
+    made.count += counted;
+    made.sum += counted * middle;
+    made.sum_of_squares += counted * middle * middle;
+    made.limits.push_back(exponent + 1);
+    made.counts.push_back(counted);
+  }
+  while (!made.counts.empty() && made.counts.back() == 0) {
+    made.limits.pop_back();
+    made.counts.pop_back();
+  }
+  if (stats.amax > 0) made.max = std::log2(static_cast<double>(stats.amax));
+  if (made.limits.empty()) made.limits = {0}, made.counts = {0};
+  return made;
+}
+
 }  // namespace halfstep

@@ -112,6 +112,26 @@ void JsonLine::text(std::string_view name, std::string_view value) {
   append_json_text(line_, value);
 }
 
+void JsonLine::list(std::string_view name, std::span<const int64_t> values) {
+  key(name);
+  line_ += '[';
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (i > 0) line_ += ',';
+    append_integer(line_, values[i]);
+  }
+  line_ += ']';
+}
+
+void JsonLine::list(std::string_view name, std::span<const std::string> values) {
+  key(name);
+  line_ += '[';
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (i > 0) line_ += ',';
+    append_json_text(line_, values[i]);
+  }
+  line_ += ']';
+}
+
 void JsonLine::open(std::string_view name) {
   key(name);
   line_ += '{';
@@ -267,6 +287,81 @@ std::string_view checkpoint_line(JsonLine& line, const CheckpointRecord& record)
   line.seconds("seconds", record.seconds);
   line.integer("saved_step", record.saved_step);
   line.integer("tensor_bytes", record.tensor_bytes);
+  return line.end();
+}
+
+std::string_view probe_line(JsonLine& line, const ProbeRecord& record) {
+  const TensorStats& stats = record.stats;
+  int first = TensorStats::kLeastExponent, last = TensorStats::kLargestExponent;
+  while (first < last && stats.in_binade(first) == 0) ++first;
+  while (last >= first && stats.in_binade(last) == 0) --last;  // before the first, if there is none
+  std::vector<int64_t> counts, fractions;
+  for (int exponent = first; exponent <= last; ++exponent) {
+    const FractionCounts& part = stats.fractions[static_cast<size_t>(exponent - TensorStats::kLeastExponent)];
+    counts.push_back(stats.in_binade(exponent));
+    for (const int64_t count :
+         {part.powers_of_two, part.ones_1, part.ones_2, part.ones_3, part.ones_7, part.ones_10})
+      fractions.push_back(count);
+  }
+  line.begin("probe", record.step);
+  line.seconds("seconds", record.seconds);
+  line.text("role", record.role);
+  line.text("name", record.name);
+  line.integer("count", stats.count);
+  line.integer("zeros", stats.zeros);
+  line.integer("nans", stats.nans);
+  line.integer("infinities", stats.infinities);
+  line.number("sum", stats.sum);
+  line.number("amax", static_cast<double>(stats.amax));
+  line.integer("first_exponent", first);
+  line.list("exponents", counts);
+  line.list("fractions", fractions);
+  line.list("saturated", stats.saturated);
+  return line.end();
+}
+
+std::string_view shadow_line(JsonLine& line, const ShadowRecord& record) {
+  line.begin("shadow", record.step);
+  line.seconds("seconds", record.seconds);
+  line.text("precision", record.precision);
+  line.text("layer", record.layer);
+  line.number("output_error", record.output_error);
+  line.number("input_grad_error", record.input_grad_error);
+  line.number("weight_grad_error", record.weight_grad_error);
+  line.number("forward_noise", record.forward_noise);
+  line.number("backward_noise", record.backward_noise);
+  line.number("gradient_share", record.gradient_share);
+  return line.end();
+}
+
+std::string_view culprit_line(JsonLine& line, const CulpritRecord& record) {
+  line.begin("culprit", record.step);
+  line.seconds("seconds", record.seconds);
+  line.integer("rank", record.rank);
+  line.text("op", record.op);
+  line.text("inside", record.inside);
+  line.text("layer", record.layer);
+  line.text("direction", record.direction);
+  line.list("inputs", record.inputs);
+  line.text("output", record.output);
+  line.flag("precision_is_cause", record.precision_is_cause);
+  line.text("verdict", record.verdict);
+  line.integer("propagated", record.propagated);
+  return line.end();
+}
+
+std::string_view finding_line(JsonLine& line, const FindingRecord& record) {
+  const Finding& finding = record.finding;
+  line.begin("finding", record.step);
+  line.seconds("seconds", record.seconds);
+  line.text("code", finding.code);
+  line.text("severity", to_string(finding.severity));
+  line.integer("began", finding.step);
+  line.text("what", finding.what);
+  line.text("evidence", finding.evidence);
+  line.text("remedy", finding.remedy);
+  if (!finding.layer.empty()) line.text("layer", finding.layer);
+  if (!finding.op.empty()) line.text("op", finding.op);
   return line.end();
 }
 

@@ -5,6 +5,7 @@
 #include <halfstep/run_log.h>
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -35,6 +36,8 @@ class JsonLine {
   void seconds(std::string_view key, double value);
   void flag(std::string_view key, bool value);
   void text(std::string_view key, std::string_view value);
+  void list(std::string_view key, std::span<const int64_t> values);
+  void list(std::string_view key, std::span<const std::string> values);
   void open(std::string_view key);  ///< an object within
   void close();
   /// The line, until `begin` is called again.
@@ -57,6 +60,10 @@ std::string_view evaluation_line(JsonLine& line, const EvaluationRecord& record)
 std::string_view sample_line(JsonLine& line, const SampleRecord& record);
 std::string_view note_line(JsonLine& line, int64_t step, double seconds, std::string_view text);
 std::string_view checkpoint_line(JsonLine& line, const CheckpointRecord& record);
+std::string_view probe_line(JsonLine& line, const ProbeRecord& record);
+std::string_view shadow_line(JsonLine& line, const ShadowRecord& record);
+std::string_view culprit_line(JsonLine& line, const CulpritRecord& record);
+std::string_view finding_line(JsonLine& line, const FindingRecord& record);
 std::string_view end_line(JsonLine& line, int64_t step, double seconds, std::string_view outcome,
                           std::string_view why);
 

@@ -356,6 +356,22 @@ void RunLog::checkpoint(const CheckpointRecord& record) {
   state_->append(record.step, log::checkpoint_line(state_->line, record));
 }
 
+void RunLog::probe(const ProbeRecord& record) {
+  state_->append(record.step, log::probe_line(state_->line, record));
+}
+
+void RunLog::shadow(const ShadowRecord& record) {
+  state_->append(record.step, log::shadow_line(state_->line, record));
+}
+
+void RunLog::culprit(const CulpritRecord& record) {
+  state_->append(record.step, log::culprit_line(state_->line, record));
+}
+
+void RunLog::finding(const FindingRecord& record) {
+  state_->append(record.step, log::finding_line(state_->line, record));
+}
+
 void RunLog::end(int64_t step, double seconds, std::string_view outcome, std::string_view why) {
   state_->append(step, log::end_line(state_->line, step, seconds, outcome, why));
 }
@@ -394,6 +410,16 @@ std::string to_json(const EvaluationRecord& record) {
 std::string to_json(const SampleRecord& record) {
   JsonLine line;
   return std::string(log::sample_line(line, record));
+}
+
+std::string to_json(const FindingRecord& record) {
+  JsonLine line;
+  return std::string(log::finding_line(line, record));
+}
+
+std::string_view to_string(Severity severity) {
+  constexpr std::string_view kWords[] = {"note", "warning", "serious"};
+  return kWords[static_cast<int>(severity)];
 }
 
 }  // namespace halfstep

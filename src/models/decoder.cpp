@@ -10,6 +10,7 @@
 #include <ATen/ops/where.h>
 #include <halfstep/activations.h>
 #include <halfstep/error.h>
+#include <halfstep/functions.h>
 #include <torch/nn/modules/container/modulelist.h>
 
 #include <map>
@@ -62,13 +63,6 @@ Rotation rotation_of(const RopeParameters& rope, int64_t head_dim, const at::Ten
   at::Tensor angles = at::cat({half, half}, -1);
   if (positions.dim() == 2) angles = angles.unsqueeze(1);  // the same for all heads
   return {.cos = angles.cos(), .sin = angles.sin()};
-}
-
-/// Turns [batch, heads, length, head_dim]. In FP32, rounded once to the type of `x`.
-at::Tensor rotate(const at::Tensor& x, const Rotation& rotation) {
-  const auto halves = x.chunk(2, -1);
-  const at::Tensor quarter_turn = at::cat({-halves[1], halves[0]}, -1);
-  return (x * rotation.cos + quarter_turn * rotation.sin).to(x.scalar_type());
 }
 
 int64_t head_size_of(const LlamaConfig& config) {
@@ -134,8 +128,9 @@ struct Attention : torch::nn::Module {
       const at::Tensor heads_apart = rows.view({batch, length, head_count, head_size});
       return (norm != nullptr ? (*norm)(heads_apart) : heads_apart).transpose(1, 2);
     };
-    const at::Tensor query = rotate(by_head((*q_proj)(x), heads, q_norm.get()), positions.rotation);
-    at::Tensor key = rotate(by_head((*k_proj)(x), key_value_heads, k_norm.get()), positions.rotation);
+    const auto& [cos, sin] = positions.rotation;
+    const at::Tensor query = rotary(by_head((*q_proj)(x), heads, q_norm.get()), cos, sin);
+    at::Tensor key = rotary(by_head((*k_proj)(x), key_value_heads, k_norm.get()), cos, sin);
     at::Tensor value = by_head((*v_proj)(x), key_value_heads);
     if (cache) std::tie(key, value) = cache->append(layer, key, value);
     const std::optional<at::Tensor>& mask = positions.masks.at(window);
@@ -155,10 +150,10 @@ struct Attention : torch::nn::Module {
   std::shared_ptr<RmsNorm> q_norm, k_norm;
 };
 
-/// SwiGLU: one product decides how much of the other passes.
+/// SwiGLU, or another activation in the place of SiLU: one product decides how much of the other passes.
 struct FeedForward : torch::nn::Module {
   FeedForward(const LlamaConfig& config, Uninitialized uninitialized)
-      : activation(activation_named(config.hidden_act, "hidden_act")) {
+      : activation(activation_named(config.hidden_act, "hidden_act")), is_swiglu(is_silu(config.hidden_act)) {
     const auto linear = [&](const char* name, int64_t inputs, int64_t outputs) {
       return register_module(name, std::make_shared<Linear>(inputs, outputs, config.mlp_bias, uninitialized));
     };
@@ -168,10 +163,12 @@ struct FeedForward : torch::nn::Module {
   }
 
   at::Tensor forward(const at::Tensor& x) {
-    return (*down_proj)(activation((*gate_proj)(x)) * (*up_proj)(x));
+    const at::Tensor gate = (*gate_proj)(x), up = (*up_proj)(x);
+    return (*down_proj)(is_swiglu ? swiglu(gate, up) : activation(gate) * up);
   }
 
   Activation activation;
+  bool is_swiglu;
   std::shared_ptr<Linear> gate_proj, up_proj, down_proj;
 };
 

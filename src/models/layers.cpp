@@ -84,6 +84,8 @@ Activation activation_named(const std::string& name, const char* field) {
   throw Error(detail::concat(field, ": ", in_quotes(name), " is not implemented; these are: ", names, "."));
 }
 
+bool is_silu(const std::string& name) { return name == "silu" || name == "swish"; }
+
 void draw_initial_values(torch::nn::Module& model, uint64_t seed, double deviation, double of_residual) {
   const at::NoGradGuard no_grad;
   const auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);

@@ -64,6 +64,9 @@ using Activation = at::Tensor (*)(const at::Tensor&);
 /// By Hugging Face's name; an Error that names those there are. `field` begins it: "hidden_act".
 Activation activation_named(const std::string& name, const char* field);
 
+/// Whether the name is one of SiLU's.
+bool is_silu(const std::string& name);
+
 /// What language models start from, from one generator: biases 0, weights of norms 1, all others normal with
 /// this deviation. `of_residual` is for matrices whose products are added to the residual stream: c_proj's.
 void draw_initial_values(torch::nn::Module& model, uint64_t seed, double deviation, double of_residual);

@@ -36,9 +36,11 @@ struct OwnOp {
   bool (*takes)(OpArguments arguments, const OpContext& context);
   /// The output, with its node in autograd's graph. Called with autocast off.
   at::Tensor (*run)(OpArguments arguments, const OpContext& context);
-  /// The same bits from the same arguments, for backward, which then keeps the first argument and not the
-  /// output. Called with autocast off. Null where the output is kept.
+  /// The same bits from the same arguments, for backward, which then keeps the inputs and not the output.
+  /// Called with autocast off. Null where the output is kept.
   at::Tensor (*run_again)(OpArguments arguments);
+  /// How many of the first arguments are inputs: tensors that backward keeps anyway.
+  std::size_t inputs = 1;
 };
 
 /// Exported for the test that walks the table.
@@ -49,8 +51,11 @@ const OwnOp* own_op(std::string_view op);
 
 // The rows, each in a file of its own.
 OwnOp low_logits_cross_entropy();
+OwnOp low_rows_attention();
 OwnOp low_rows_layer_norm();
 OwnOp low_rows_rms_norm();
+OwnOp low_rotary();
+OwnOp low_swiglu();
 OwnOp quantised_addmm();
 OwnOp quantised_linear();
 OwnOp quantised_matmul();

@@ -53,6 +53,10 @@ constexpr std::string_view kSteepToo =
     "Steep as exp and log are: kept with them, though in neither stock list.";
 constexpr std::string_view kActivation =
     "As exact as its input. In neither stock list: a row so that backward may compute it again.";
+constexpr std::string_view kSwiglu =
+    "As exact as its inputs: computed in FP32 and rounded once. Halfstep's own operation.";
+constexpr std::string_view kRotary =
+    "Turned in FP32, by FP32 angles, and rounded to the type of the heads. Halfstep's own operation.";
 constexpr std::string_view kReduction =
     "Many terms into one: a low result runs out of digits (BF16 counts to 256) or of range (FP16 ends at "
     "65504).";
@@ -156,6 +160,9 @@ constexpr OpRow kTable[] = {
     {"gelu", OpRule::AsIs, kActivation, StockRule::NotListed, StockRule::NotListed},
     {"sigmoid", OpRule::AsIs, kSigmoid, StockRule::NotListed, StockRule::NotListed},
     {"silu", OpRule::AsIs, kActivation, StockRule::NotListed, StockRule::NotListed},
+    {"halfstep::swiglu", OpRule::AsIs, kSwiglu, StockRule::NotListed, StockRule::NotListed},
+    // Positions
+    {"halfstep::rotary", OpRule::AsIs, kRotary, StockRule::NotListed, StockRule::NotListed},
     // Normalisation
     {"batch_norm", OpRule::Fp32, kBatchNorm, StockRule::NotListed, StockRule::NotListed},
     {"group_norm", OpRule::Fp32, kNormalisation, StockRule::NotListed, StockRule::Fp32},

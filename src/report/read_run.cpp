@@ -3,6 +3,7 @@
 
 #include <sys/stat.h>
 
+#include <bit>
 #include <cerrno>
 #include <cstdint>
 #include <fstream>
@@ -36,11 +37,12 @@ class BadRecord : public Error {
 class RecordReader : private nlohmann::json_sax<nlohmann::json> {
  public:
   struct Object {};
-  struct Other {};  // null, or an array: no record of this version has one
+  struct List {};
+  struct Other {};  // null: no record of this version has one
   struct Field {
-    std::string name{};
-    size_t within = 0;  // index of the object that holds it
-    std::variant<Object, Other, bool, int64_t, double, std::string> value{};
+    std::string name{};  // empty in a list
+    size_t within = 0;   // index of the object or list that holds it
+    std::variant<Object, List, Other, bool, int64_t, double, std::string> value{};
   };
 
   /// The fields of `line` until the next call; the first is the record itself.
@@ -50,6 +52,10 @@ class RecordReader : private nlohmann::json_sax<nlohmann::json> {
  private:
   template <typename Value>
   bool put(Value&& value);
+  template <typename Value>
+  bool open(Value value);
+  bool close();
+  Field& add();
 
   bool null() override { return put(Other{}); }
   bool boolean(bool value) override { return put(value); }
@@ -58,17 +64,16 @@ class RecordReader : private nlohmann::json_sax<nlohmann::json> {
   bool number_float(number_float_t value, const string_t&) override { return put(double{value}); }
   bool string(string_t& value) override { return put(std::move(value)); }
   bool binary(binary_t&) override { return false; }
-  bool start_object(size_t) override;
-  bool end_object() override;
-  bool start_array(size_t) override;
-  bool end_array() override;
+  bool start_object(size_t) override { return open(Object{}); }
+  bool end_object() override { return close(); }
+  bool start_array(size_t) override { return open(List{}); }
+  bool end_array() override { return close(); }
   bool key(string_t& name) override;
   bool parse_error(size_t, const std::string&, const nlohmann::json::exception& fault) override;
 
   std::vector<Field> fields_{};
   size_t count_ = 0;
   std::vector<size_t> open_{};
-  int arrays_ = 0;
 };
 
 /// An object of the record that was read last. Fields that nobody asks for are left alone: later versions may
@@ -80,11 +85,15 @@ class Fields {
   int64_t integer(std::string_view name) const;
   /// A number, or one of the words for those that JSON has not.
   double number(std::string_view name) const;
+  /// Of a power of two, which may be negative.
+  int64_t exponent(std::string_view name) const;
   bool flag(std::string_view name) const;
   const std::string& text(std::string_view name) const;
   std::optional<double> perhaps(std::string_view name) const;
   bool has(std::string_view name) const { return find(name) != nullptr; }
   Fields within(std::string_view name) const;
+  std::vector<int64_t> integers(std::string_view name) const;
+  std::vector<std::string> texts(std::string_view name) const;
 
   /// In the order of the line.
   std::vector<std::string_view> names() const;
@@ -94,6 +103,8 @@ class Fields {
       : all_(outer.all_), count_(outer.count_), object_(object), next_(object) {}
   const RecordReader::Field* find(std::string_view name) const;
   const RecordReader::Field& at(std::string_view name) const;
+  template <typename Value>
+  std::vector<Value> list(std::string_view name, const char* wanted) const;
 
   const std::vector<RecordReader::Field>& all_;
   size_t count_;
@@ -117,15 +128,37 @@ const std::vector<Field>& RecordReader::read(std::string_view line) {
   fields_.front() = {.within = std::numeric_limits<size_t>::max(), .value = Other{}};
   count_ = 1;
   open_.clear();
-  arrays_ = 0;
   json::sax_parse(line, static_cast<nlohmann::json_sax<json>*>(this));
   if (!std::holds_alternative<Object>(fields_.front().value)) throw BadRecord("is no object of JSON.");
   return fields_;
 }
 
+Field& RecordReader::add() {
+  if (count_ == kMostFields) throw BadRecord("has too many fields for a record.");
+  if (fields_.size() == count_) fields_.emplace_back();
+  Field& field = fields_[count_++];
+  field.within = open_.back();
+  return field;
+}
+
 template <typename Value>
 bool RecordReader::put(Value&& value) {
-  if (arrays_ == 0) fields_[count_ - 1].value = std::forward<Value>(value);
+  const bool in_list = !open_.empty() && std::holds_alternative<List>(fields_[open_.back()].value);
+  if (in_list) add().name.clear();
+  fields_[count_ - 1].value = std::forward<Value>(value);
+  return true;
+}
+
+template <typename Value>
+bool RecordReader::open(Value value) {
+  put(value);
+  open_.push_back(count_ - 1);
+  if (open_.size() > kMostNesting) throw BadRecord("is nested too deeply for a record.");
+  return true;
+}
+
+bool RecordReader::close() {
+  open_.pop_back();
   return true;
 }
 
@@ -135,37 +168,8 @@ bool RecordReader::number_unsigned(number_unsigned_t value) {
   return put(static_cast<double>(value));
 }
 
-bool RecordReader::start_object(size_t) {
-  if (arrays_ > 0) return true;
-  put(Object{});
-  open_.push_back(count_ - 1);
-  if (open_.size() > kMostNesting) throw BadRecord("is nested too deeply for a record.");
-  return true;
-}
-
-bool RecordReader::end_object() {
-  if (arrays_ == 0) open_.pop_back();
-  return true;
-}
-
-bool RecordReader::start_array(size_t) {
-  put(Other{});
-  ++arrays_;
-  return true;
-}
-
-bool RecordReader::end_array() {
-  --arrays_;
-  return true;
-}
-
 bool RecordReader::key(string_t& name) {
-  if (arrays_ > 0) return true;
-  if (count_ == kMostFields) throw BadRecord("has too many fields for a record.");
-  if (fields_.size() == count_) fields_.emplace_back();
-  Field& field = fields_[count_++];
-  field.name.swap(name);
-  field.within = open_.back();
+  add().name.swap(name);
   return true;
 }
 
@@ -194,6 +198,12 @@ const Field& Fields::at(std::string_view name) const {
 int64_t Fields::integer(std::string_view name) const {
   const auto* const value = std::get_if<int64_t>(&at(name).value);
   if (value == nullptr || *value < 0 || *value > kMostInteger) refuse(name, "a whole number from 0 to 2^53");
+  return *value;
+}
+
+int64_t Fields::exponent(std::string_view name) const {
+  const auto* const value = std::get_if<int64_t>(&at(name).value);
+  if (value == nullptr) refuse(name, "a whole number");
   return *value;
 }
 
@@ -231,6 +241,28 @@ Fields Fields::within(std::string_view name) const {
   const Field& field = at(name);
   if (!std::holds_alternative<RecordReader::Object>(field.value)) refuse(name, "an object");
   return {*this, static_cast<size_t>(&field - all_.data())};
+}
+
+template <typename Value>
+std::vector<Value> Fields::list(std::string_view name, const char* wanted) const {
+  const Field& field = at(name);
+  if (!std::holds_alternative<RecordReader::List>(field.value)) refuse(name, wanted);
+  const auto list = static_cast<size_t>(&field - all_.data());
+  std::vector<Value> values;
+  for (size_t i = list + 1; i < count_ && all_[i].within >= list; ++i) {
+    const auto* const value = std::get_if<Value>(&all_[i].value);
+    if (value == nullptr) refuse(name, wanted);
+    values.push_back(*value);
+  }
+  return values;
+}
+
+std::vector<int64_t> Fields::integers(std::string_view name) const {
+  return list<int64_t>(name, "a list of whole numbers");
+}
+
+std::vector<std::string> Fields::texts(std::string_view name) const {
+  return list<std::string>(name, "a list of texts");
 }
 
 std::vector<std::string_view> Fields::names() const {
@@ -304,6 +336,68 @@ StepRecord step_of(const Fields& fields) {
   return record;
 }
 
+/// As TensorStats::packed() has them, checked.
+std::vector<int64_t> packed_of(const Fields& fields) {
+  constexpr size_t kFractions = 6;  // of a binade, beside its count
+  const std::vector<int64_t> counts = fields.integers("exponents"), fractions = fields.integers("fractions");
+  const std::vector<int64_t> saturated = fields.integers("saturated");
+  if (fractions.size() != kFractions * counts.size() || saturated.size() != TensorStats{}.saturated.size())
+    throw BadRecord("has lists of 'exponents', 'fractions' and 'saturated' that do not go together.");
+  std::vector<int64_t> packed = {fields.integer("zeros"), fields.integer("nans"),
+                                 fields.integer("infinities"), std::bit_cast<int64_t>(fields.number("sum")),
+                                 std::bit_cast<int32_t>(static_cast<float>(fields.number("amax")))};
+  packed.insert(packed.end(), saturated.begin(), saturated.end());
+  packed.push_back(fields.exponent("first_exponent"));
+  for (size_t i = 0; i < counts.size(); ++i) {
+    packed.push_back(counts[i]);
+    const auto first = fractions.begin() + static_cast<std::ptrdiff_t>(kFractions * i);
+    packed.insert(packed.end(), first, first + kFractions);
+  }
+  try {
+    (void)TensorStats::unpacked(packed);
+  } catch (const Error& error) {
+    throw BadRecord(detail::concat("has no statistics of a tensor: ", error.what()));
+  }
+  return packed;
+}
+
+CulpritRecord culprit_of(const Fields& fields) {
+  return {.step = fields.integer("step"),
+          .seconds = fields.number("seconds"),
+          .rank = fields.integer("rank"),
+          .op = word_of(fields, "op"),
+          .inside = word_of(fields, "inside"),
+          .layer = word_of(fields, "layer"),
+          .direction = word_of(fields, "direction"),
+          .inputs = fields.texts("inputs"),
+          .output = fields.text("output"),
+          .precision_is_cause = fields.flag("precision_is_cause"),
+          .verdict = fields.text("verdict"),
+          .propagated = fields.integer("propagated")};
+}
+
+Severity severity_of(const Fields& fields) {
+  for (const Severity severity : {Severity::Note, Severity::Warning, Severity::Serious})
+    if (fields.text("severity") == to_string(severity)) return severity;
+  throw BadRecord("has a 'severity' that is not 'note', 'warning' or 'serious'.");
+}
+
+FindingRecord finding_of(const Fields& fields) {
+  const auto perhaps = [&](std::string_view name) {
+    return fields.has(name) ? word_of(fields, name) : std::string();
+  };
+  return {.step = fields.integer("step"),
+          .seconds = fields.number("seconds"),
+          .finding = {.code = word_of(fields, "code"),
+                      .severity = severity_of(fields),
+                      .step = fields.integer("began"),
+                      .what = fields.text("what"),
+                      .evidence = fields.text("evidence"),
+                      .remedy = fields.text("remedy"),
+                      .layer = perhaps("layer"),
+                      .op = perhaps("op")}};
+}
+
 RunHistory::Sitting sitting_of(const Fields& fields) {
   const int64_t schema = fields.integer("schema");
   if (schema != RunLog::kSchema)
@@ -354,6 +448,27 @@ class HistoryBuilder {
                                   .seconds = seconds(),
                                   .saved_step = fields.integer("saved_step"),
                                   .tensor_bytes = fields.integer("tensor_bytes")});
+    else if (kind == "probe")
+      take_probe({.step = step,
+                  .seconds = seconds(),
+                  .role = word_of(fields, "role"),
+                  .name = word_of(fields, "name"),
+                  .packed = packed_of(fields)});
+    else if (kind == "shadow")
+      run_.shadows.push_back({.step = step,
+                              .seconds = seconds(),
+                              .precision = word_of(fields, "precision"),
+                              .layer = word_of(fields, "layer"),
+                              .output_error = fields.number("output_error"),
+                              .input_grad_error = fields.number("input_grad_error"),
+                              .weight_grad_error = fields.number("weight_grad_error"),
+                              .forward_noise = fields.number("forward_noise"),
+                              .backward_noise = fields.number("backward_noise"),
+                              .gradient_share = fields.number("gradient_share")});
+    else if (kind == "culprit")
+      run_.culprits.push_back(culprit_of(fields));
+    else if (kind == "finding")
+      run_.findings.push_back(finding_of(fields));
     else if (kind == "end")
       run_.sittings.back().end = RunHistory::End{.step = step,
                                                  .seconds = seconds(),
@@ -371,8 +486,24 @@ class HistoryBuilder {
     run_.steps.push_back(std::move(record));
   }
 
+  /// Of more than memory should hold, those of every second step that was looked at, and so on.
+  void take_probe(RunHistory::Probe probe) {
+    constexpr size_t kMostProbes = 20'000;
+    if (probe.step != probed_step_) ++probed_steps_, probed_step_ = probe.step;
+    if (probed_steps_ % probe_stride_ != 0) return;
+    run_.probes.push_back(std::move(probe));
+    if (run_.probes.size() < kMostProbes) return;
+    int64_t kept_step = -1, steps = 0;
+    std::erase_if(run_.probes, [&](const RunHistory::Probe& each) {
+      if (each.step != kept_step) ++steps, kept_step = each.step;
+      return steps % 2 == 1;
+    });
+    probe_stride_ *= 2;
+  }
+
   RunHistory& run_;
   int64_t latest_step_ = 0;
+  int64_t probed_step_ = -1, probed_steps_ = 0, probe_stride_ = 1;
 };
 
 [[noreturn]] void refuse(const std::filesystem::path& path, int64_t line, std::string_view fault) {

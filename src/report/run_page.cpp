@@ -10,6 +10,7 @@
 #include "report/html.h"
 #include "report/run_plots.h"
 #include "report/run_report.h"
+#include "report/tensor_plots.h"
 #include "words/numbers.h"
 
 namespace halfstep::report {
@@ -291,10 +292,11 @@ std::string report_html(const RunHistory& run) {
                      outcome_badge(run) + "</div>\n";
   if (!summary.trained.empty()) body += "<p class=\"trained\">" + bounded(summary.trained, 400) + "</p>\n";
   body += "<p class=\"verdict\">" + escaped(summary.verdict) + "</p></header>\n";
-  body += warnings(run, summary) + key_figures(run, summary);
+  body += findings_section(run) + warnings(run, summary) + key_figures(run, summary);
   body += "<section><div class=\"plots training\">" + training_plots(run) + "</div></section>\n";
   body += skipped_section(run);
   body += plots_section("Time", speed_plots(run)) + plots_section("Memory", memory_plots(run));
+  body += tensor_section(run);
   body += sample_section(run);
   body += "<div class=\"pairs\"><div>" + evaluation_section(run) + machine_section(run) + "</div><div>" +
           sitting_section(run) + note_section(run) + "</div></div>\n";

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <halfstep/config.h>
+#include <halfstep/findings.h>
 #include <halfstep/run_log.h>
+#include <halfstep/tensor_stats.h>
 
 #include <cstdint>
 #include <filesystem>
@@ -41,13 +43,27 @@ struct RunHistory {
     std::string text;
   };
 
+  /// A ProbeRecord in a tenth of its memory.
+  struct Probe {
+    int64_t step = 0;
+    double seconds = 0.0;
+    std::string role, name;
+    std::vector<int64_t> packed{};
+
+    TensorStats stats() const { return TensorStats::unpacked(packed); }
+  };
+
   std::string name;                 ///< of the folder, for headings
   std::vector<Sitting> sittings{};  ///< at least one
   std::vector<StepRecord> steps{};  ///< those that were logged, ascending
   std::vector<EvaluationRecord> evaluations{};
   std::vector<SampleRecord> samples{};
   std::vector<Note> notes{};
-  std::vector<CheckpointRecord> checkpoints{};     ///< those that became durable
+  std::vector<CheckpointRecord> checkpoints{};  ///< those that became durable
+  std::vector<Probe> probes{};  ///< at most 20,000: of long runs those of every second step, fourth, ...
+  std::vector<ShadowRecord> shadows{};
+  std::vector<CulpritRecord> culprits{};
+  std::vector<FindingRecord> findings{};           ///< made while it ran; findings_of() has all
   bool last_line_cut = false;                      ///< a record was being written when the process died
   std::map<std::string, int64_t> unknown_kinds{};  ///< records of a later version, by kind: passed over
 
@@ -82,6 +98,9 @@ struct RunSummary {
 };
 
 [[nodiscard]] RunSummary summarize(const RunHistory& run);
+
+/// All that its records say is wrong, the most serious first.
+[[nodiscard]] std::vector<Finding> findings_of(const RunHistory& run);
 
 /// One HTML page with everything in it: nothing is fetched, no script is needed to read it. Its size is
 /// bounded whatever the length of the run; what it leaves out it counts.

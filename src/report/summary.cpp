@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "report/figures.h"
 #include "report/run_report.h"
@@ -132,6 +133,34 @@ std::string verdict_of(const RunHistory& run, const RunSummary& summary) {
 }
 
 }  // namespace
+
+std::vector<Finding> findings_of(const RunHistory& run) {
+  int64_t ranks = 1;  // at least: a log does not count them
+  for (const CulpritRecord& each : run.culprits) ranks = std::max(ranks, each.rank + 1);
+  const auto config = report::configuration_of(run);
+  FindingWatch watch(config ? run_setup(*config, ranks) : RunSetup{.ranks = ranks});
+  auto probe = run.probes.begin();
+  auto culprit = run.culprits.begin();
+  auto made = run.findings.begin();
+  // Of one step, what was seen inside it first.
+  const auto up_to = [&](int64_t step) {
+    for (; probe != run.probes.end() && probe->step <= step; ++probe)
+      (void)watch.take(ProbeRecord{.step = probe->step,
+                                   .seconds = probe->seconds,
+                                   .role = probe->role,
+                                   .name = probe->name,
+                                   .stats = probe->stats()});
+    for (; culprit != run.culprits.end() && culprit->step <= step; ++culprit) (void)watch.take(*culprit);
+  };
+  for (const StepRecord& step : run.steps) {
+    up_to(step.step);
+    (void)watch.take(step);
+    for (; made != run.findings.end() && made->step <= step.step; ++made) (void)watch.take(*made);
+  }
+  up_to(std::numeric_limits<int64_t>::max());
+  for (; made != run.findings.end(); ++made) (void)watch.take(*made);
+  return watch.findings();
+}
 
 RunSummary summarize(const RunHistory& run) {
   const auto loss = report::points_of(run, [](const StepRecord& r) { return std::optional(r.loss); });

@@ -17,6 +17,8 @@
 #include <deque>
 #include <mutex>
 
+#include "diagnose/step_observer.h"
+#include "diagnose/trace_backward.h"
 #include "distributed/sharded_weights.h"
 #include "precision/name_pattern.h"
 #include "quant/session.h"
@@ -417,9 +419,11 @@ struct MixedPrecision::Impl {
   std::optional<train::GradHooks> hooks{};
   train::WeightWatch weights;
   std::optional<train::BufferGuard> buffers;
+  std::vector<PlannedWeight> matrices{};   // weights of two dimensions
   std::vector<LayerPlan> layers{};         // with a recipe
   std::shared_ptr<QuantSession> quant{};   // with a recipe
   std::optional<ScaleOnDevice> on_device;  // where parameters are not on the CPU
+  std::weak_ptr<StepObserver> observer{};
 
   std::vector<std::weak_ptr<const GradsOnDevice>> inspected_there{};  // since the last advance
   bool backward_ran = false;                                          // since the last advance
@@ -461,12 +465,12 @@ struct MixedPrecision::Impl {
         "gathered block by block.");
     if (options.ranks.size() == 1) options.sharding = Sharding::None;
     if (options.ranks.size() > 1 || options.reduction.canonical_batches > 0) join_ranks(contents);
-    const std::vector<PlannedWeight> weights = planned_weights(contents);
-    check_every_layer_rule_matches(precision, weights);
+    matrices = planned_weights(contents);
+    check_every_layer_rule_matches(precision, matrices);
     if (precision.recipe && on_device)
       check_runs_on_device(*precision.recipe, contents.parameters.front().second.device());
 
-    if (precision.recipe) plan_recipe(weights);
+    if (precision.recipe) plan_recipe();
     params = take_in(precision, contents);
     if (precision.recipe) begin_recipe();
     std::shared_ptr<ShardLayout> layout;
@@ -578,8 +582,8 @@ struct MixedPrecision::Impl {
            (backward.last || options.accumulation == Accumulation::None || reducer->sends_each_micro_batch());
   }
 
-  void plan_recipe(const std::vector<PlannedWeight>& weights) {
-    layers = precision.plan_layers(weights);
+  void plan_recipe() {
+    layers = precision.plan_layers(matrices);
     const bool any = std::ranges::any_of(layers, [](const LayerPlan& layer) { return layer.quantised; });
     HALFSTEP_CHECK(any, "MixedPrecision: recipe ", precision.name(), " covers none of the model's ",
                    layers.size(), " weights of two dimensions",
@@ -718,6 +722,7 @@ MixedPrecision::ForwardScope::ForwardScope(const MixedPrecision& mp) : memory_(M
   const Precision& precision = mp.impl_->precision;
   if (precision.compute != at::kFloat)
     autocast_.emplace(precision.compute, precision.ops, mp.impl_->options.autocast, mp.impl_->quant);
+  if (const auto observer = mp.impl_->observer.lock()) observed_ = observer->begin_forward(mp.impl_->params);
 }
 
 MixedPrecision::ForwardScope::~ForwardScope() = default;
@@ -745,11 +750,17 @@ std::vector<Param> MixedPrecision::params(std::string_view prefix) const {
                  ".'; the first parameter is '", impl_->params.front().name, "'.");
   return found;
 }
+void MixedPrecision::set_observer(std::weak_ptr<StepObserver> observer) {
+  impl_->observer = std::move(observer);
+}
 const Precision& MixedPrecision::precision() const { return impl_->precision; }
 const Ranks& MixedPrecision::ranks() const { return impl_->options.ranks; }
 const RankReduction& MixedPrecision::reduction() const { return impl_->options.reduction; }
 Sharding MixedPrecision::sharding() const { return impl_->options.sharding; }
 const std::vector<LayerPlan>& MixedPrecision::layers() const { return impl_->layers; }
+std::vector<LayerPlan> MixedPrecision::layers_under(const Precision& precision) const {
+  return precision.plan_layers(impl_->matrices);
+}
 std::int64_t MixedPrecision::quantised_uses(std::string_view weight) const {
   if (!impl_->quant) return 0;
   for (const auto& layer : impl_->quant->layers())
@@ -842,6 +853,7 @@ void MixedPrecision::backward(const at::Tensor& loss, BackwardOptions options) {
       impl_->accumulator->begin_pieces();
       armed.emplace(*impl_->hooks, impl_->params);
     }
+    diagnose::watch_backward(root);
     root.backward({}, options.retain_graph);
   } catch (...) {
     // What it had made until then is no micro-batch.
@@ -875,6 +887,8 @@ GradSummary MixedPrecision::inspect_grads(GradDetail detail) const {
   const GradSummary summary = impl_->inspect(detail);
   if (summary.on_device()) impl_->inspected_there.push_back(summary.on_device());
   if (!impl_->inspected) impl_->weights.note(impl_->updated());
+  if (const auto observer = impl_->observer.lock(); observer && !impl_->inspected)
+    observer->see_gradients(impl_->updated());
   impl_->inspected = summary.any();
   return summary;
 }
@@ -887,6 +901,7 @@ void MixedPrecision::zero_grad() {
   impl_->inspected_there.clear();
   impl_->buffers->abandon();
   if (impl_->quant) impl_->quant->drop_step();
+  if (const auto observer = impl_->observer.lock()) observer->drop_step();
 }
 
 void MixedPrecision::advance(const GradSummary& grads) {
@@ -894,6 +909,7 @@ void MixedPrecision::advance(const GradSummary& grads) {
       impl_->inspected || !grads.any(),
       "MixedPrecision: advance, but inspect_grads was not called since the last advance. Call each "
       "of them once a step: inspect_grads, optimizer.step, advance.");
+  if (const auto observer = impl_->observer.lock()) observer->end_step(impl_->updated());
   if (impl_->on_device && grads.on_device() && grads.any()) return impl_->advance_on_device(grads);
   impl_->take_verdicts(/*wait=*/true);
   impl_->inspected_there.clear();

@@ -26,6 +26,8 @@ namespace fs = std::filesystem;
 // Histograms where no evaluation says how often the run is looked at.
 constexpr int64_t kHistogramSteps = 100;
 constexpr double kStatusSeconds = 5;
+// Prometheus reads the file some times a minute.
+constexpr double kFiguresSeconds = 1;
 // What `patiently` writes, as people read it.
 constexpr const char *kLog = "the log", *kEvents = "the event file";
 // After a save that failed: until the next attempt, twice as long each time.
@@ -236,6 +238,9 @@ std::optional<std::string> RunFolder::open_logs(const std::string& unit) {
     EventFile events(folder_, step_ > 0 ? std::optional(step_) : std::nullopt);
     events_ = std::move(events);
   }
+  if (resolved_.config.watch.prometheus && !figures_)
+    figures_.emplace(folder_.filename().string(), unit, resolved_.config.precision.compute,
+                     resolved_.config.train.steps);
   const int64_t recorded = log_->recorded_before();
   if (log_every_ == 0 || step_ - recorded < log_every_) return std::nullopt;
   return detail::concat("the log has no records of steps ", recorded + 1, " to ", step_);
@@ -271,6 +276,10 @@ EventFile* RunFolder::histograms_at(int64_t step) {
 void RunFolder::write(const StepRecord& record) {
   if (only_reads_) return;
   patiently(record.step, kLog, [&] { log_->step(record); });
+  if (figures_) {
+    figures_->take(record);
+    write_figures(record.step, /*at_once=*/false);
+  }
   if (!events_) return;
   patiently(record.step, kEvents, [&] {
     events_->scalar("loss", record.loss, record.step);
@@ -290,6 +299,7 @@ void RunFolder::write(const StepRecord& record) {
 void RunFolder::write(const EvaluationRecord& record) {
   if (only_reads_) return;
   patiently(record.step, kLog, [&] { log_->evaluation(record); });
+  if (figures_) figures_->take(record);
   if (!events_) return;
   patiently(record.step, kEvents, [&] {
     events_->scalar("evaluation/loss", record.loss, record.step);
@@ -301,6 +311,33 @@ void RunFolder::write(const EvaluationRecord& record) {
 void RunFolder::write(const SampleRecord& record) {
   if (only_reads_) return;
   patiently(record.step, kLog, [&] { log_->sample(record); });
+}
+
+void RunFolder::write(const ProbeRecord& record) {
+  if (only_reads_) return;
+  patiently(record.step, kLog, [&] { log_->probe(record); });
+  if (figures_) figures_->take(record);
+  if (!events_) return;
+  patiently(record.step, kEvents, [&] {
+    events_->histogram(detail::concat("log2_", record.role, "/", record.name), histogram_of(record.stats),
+                       record.step);
+  });
+}
+
+void RunFolder::write(const ShadowRecord& record) {
+  if (only_reads_) return;
+  patiently(record.step, kLog, [&] { log_->shadow(record); });
+}
+
+void RunFolder::write(const CulpritRecord& record) {
+  if (only_reads_) return;
+  patiently(record.step, kLog, [&] { log_->culprit(record); });
+}
+
+void RunFolder::write(const FindingRecord& record) {
+  if (only_reads_) return;
+  patiently(record.step, kLog, [&] { log_->finding(record); });
+  if (figures_) figures_->take(record);
 }
 
 void RunFolder::note(int64_t step, std::string_view text) {
@@ -316,6 +353,22 @@ void RunFolder::end(const RunEnd& end) {
     log_->sync();
   });
   if (events_) patiently(end.step, kEvents, [&] { events_->flush(); });
+  if (figures_) write_figures(end.step, /*at_once=*/true);
+}
+
+/// What the disk refuses is told once, and the next file has newer figures.
+void RunFolder::write_figures(int64_t step, bool at_once) {
+  if (!at_once && seconds_here() - figures_at_ < kFiguresSeconds) return;
+  figures_at_ = seconds_here();
+  const fs::path path = folder_ / *resolved_.config.watch.prometheus;
+  try {
+    files::replace_file(path, figures_->text(unix_time()));
+    figures_refused_ = false;
+  } catch (const FileError& error) {
+    if (std::exchange(figures_refused_, true)) return;
+    note(step, detail::concat("the figures for Prometheus cannot be written: ", error.what(),
+                              " It is tried again; the run goes on."));
+  }
 }
 
 std::optional<std::string> RunFolder::unwritten() const {

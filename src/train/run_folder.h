@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "io/folder_lock.h"
+#include "log/prometheus.h"
 #include "train/phase_clock.h"
 
 namespace halfstep::train {
@@ -87,6 +88,10 @@ class RunFolder {
   void write(const StepRecord& record);
   void write(const EvaluationRecord& record);
   void write(const SampleRecord& record);
+  void write(const ProbeRecord& record);
+  void write(const ShadowRecord& record);
+  void write(const CulpritRecord& record);
+  void write(const FindingRecord& record);
   void note(int64_t step, std::string_view text);
   void end(const RunEnd& end);
   /// How much of the log the disk has refused until the end, in a sentence. Events are a copy and end
@@ -130,6 +135,7 @@ class RunFolder {
   void patiently(int64_t step, const std::string& what, Body body);
   /// Returns a sentence if the log lacks records of steps before the present one.
   [[nodiscard]] std::optional<std::string> open_logs(const std::string& unit);
+  void write_figures(int64_t step, bool at_once);
   std::vector<CheckpointSummary> whole_checkpoints() const;  ///< without those that are damaged
   /// Of checkpoints that were kept and go when the run goes back to a step, if there are any.
   std::optional<std::string> removal_text(int64_t step) const;
@@ -150,6 +156,9 @@ class RunFolder {
   int64_t step_ = 0;
   std::optional<RunLog> log_;
   std::optional<EventFile> events_;
+  std::optional<log::PrometheusFigures> figures_;
+  double figures_at_ = -1e9;  ///< seconds_here, when they were written
+  bool figures_refused_ = false;
   RunWatcher* watcher_ = nullptr;
   double seconds_before_ = 0;
   PhaseClock clock_;

@@ -1,6 +1,7 @@
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <halfstep/error.h>
+#include <halfstep/findings.h>
 #include <halfstep/memory.h>
 #include <halfstep/ranks.h>
 #include <halfstep/trainer.h>
@@ -80,7 +81,7 @@ struct Trainer::Impl {
         folder(where),
         options(asked),
         ranks(asked.ranks ? *asked.ranks : Ranks()),
-        training(given.config, task(std::move(own)), ranks) {
+        training(given.config, task(std::move(own)), ranks, asked.shadow) {
     plan = plan_of(given.config, training, where);
   }
 
@@ -144,7 +145,8 @@ class Trainer::Impl::Run {
         folder_(trainer.resolved, trainer.folder,
                 is_first() ? trainer.options.from_step : told_step(trainer.ranks, std::nullopt),
                 /*only_reads=*/!is_first(), shards_of(trainer)),
-        watchdog_(60 * config_.train.watchdog_minutes, watcher) {
+        watchdog_(60 * config_.train.watchdog_minutes, watcher),
+        findings_(run_setup(config_, trainer.ranks.size())) {
     if (is_first()) {
       const bool resumes = folder_.checkpoint().has_value();
       told_step(trainer.ranks, resumes ? std::optional(folder_.step()) : std::nullopt);
@@ -277,6 +279,10 @@ class Trainer::Impl::Run {
     PhaseClock clock;
     training_.step(step_ + 1, folder_.histograms_at(step_ + 1));
     ++step_;
+    // Here, where all ranks are at the same point: what they have seen is added up.
+    for (ProbeRecord& record : training_.probes()) untold_probes_.push_back(std::move(record));
+    for (ShadowRecord& record : training_.shadows()) untold_shadows_.push_back(std::move(record));
+    for (CulpritRecord& record : training_.culprits()) untold_culprits_.push_back(std::move(record));
     if (!training_.on_accelerator() || longest_step_ == 0)
       longest_step_ = std::max(longest_step_, clock.seconds());
     const bool save_is_due = agreed_save(folder_.save_due(step_)) || just_went_back_;
@@ -341,11 +347,42 @@ class Trainer::Impl::Run {
     if (due(record.step, config_.log.every) || record.skipped || evaluation || trainer_.last(record.step))
       folder_.write(record);
     watcher_.step(record);
+    tell_health(record);
+    tell_shadows(record);
     tell(evaluation);
     // A model that has no finite loss has nothing to say.
     if (record.step == step_ && due(step_, config_.train.sample_every) && !record.skipped &&
         std::isfinite(record.loss) && (is_first() || training_.gathers_weights()))
       tell_sample();
+  }
+
+  /// What was looked at in this step, and what all of it says of the run's precision.
+  void tell_health(const StepRecord& record) {
+    std::vector<Finding> found;
+    const auto tell_all = [&](auto& untold) {
+      while (!untold.empty() && untold.front().step <= record.step) {
+        untold.front().seconds = record.seconds;
+        folder_.write(untold.front());
+        for (Finding& finding : findings_.take(untold.front())) found.push_back(std::move(finding));
+        untold.pop_front();
+      }
+    };
+    tell_all(untold_culprits_);  // causes before what follows from them
+    for (Finding& finding : findings_.take(record)) found.push_back(std::move(finding));
+    tell_all(untold_probes_);
+    for (const Finding& finding : found) {
+      folder_.write(FindingRecord{.step = record.step, .seconds = record.seconds, .finding = finding});
+      if (finding.severity != Severity::Note)
+        watcher_.note(record.step, detail::concat(finding.what, " ", finding.remedy));
+    }
+  }
+
+  void tell_shadows(const StepRecord& record) {
+    for (; !untold_shadows_.empty() && untold_shadows_.front().step <= record.step;
+         untold_shadows_.pop_front()) {
+      untold_shadows_.front().seconds = record.seconds;
+      folder_.write(untold_shadows_.front());
+    }
   }
 
   void tell_sample() {
@@ -469,6 +506,10 @@ class Trainer::Impl::Run {
     if (!fault.empty()) throw Error(fault);
     folder_.go_back_to(target, trainer_.plan.unit);
     training_.go_back(checkpoint);
+    findings_ = FindingWatch(run_setup(config_, trainer_.ranks.size()));
+    untold_probes_.clear();
+    untold_shadows_.clear();
+    untold_culprits_.clear();
     step_ = told_step_ = target;
     just_went_back_ = true;
     latest_.reset();
@@ -549,6 +590,10 @@ class Trainer::Impl::Run {
   int64_t step_ = 0, begun_at_ = 0;
   int64_t told_step_ = 0;  // log and watcher know of it; behind step_ on an accelerator
   std::deque<StepRecord> untold_;
+  std::deque<ProbeRecord> untold_probes_;
+  std::deque<ShadowRecord> untold_shadows_;
+  std::deque<CulpritRecord> untold_culprits_;
+  FindingWatch findings_;
   bool tried_last_save_ = false, worth_saving_ = true, just_went_back_ = false;
   std::optional<StepRecord> latest_;
   std::optional<train::Trace> trace_;

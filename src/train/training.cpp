@@ -3,6 +3,7 @@
 #include <halfstep/autocast.h>
 #include <halfstep/error.h>
 #include <halfstep/memory.h>
+#include <halfstep/op_tracer.h>
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
@@ -18,7 +19,9 @@
 #include <cmath>
 #include <map>
 #include <mutex>
+#include <nlohmann/json.hpp>
 
+#include "tensor/transfers.h"
 #include "tensor/update_path.h"
 #include "train/choices.h"
 #include "train/phase_clock.h"
@@ -147,11 +150,53 @@ std::unique_ptr<Task> placed(const RunConfig& config, std::unique_ptr<Task> task
   return task;
 }
 
+/// That of the first rank that has one.
+std::optional<CulpritRecord> told_culprit(const Ranks& ranks, std::optional<CulpritRecord> mine) {
+  if (ranks.size() == 1) return mine;
+  std::string text;
+  if (mine)
+    text = nlohmann::json{mine->step,    mine->rank,      mine->op,
+                          mine->inside,  mine->layer,     mine->direction,
+                          mine->inputs,  mine->output,    mine->precision_is_cause,
+                          mine->verdict, mine->propagated}
+               .dump();
+  const std::string first =
+      ranks.decided("the culprit of a step", text, [](const std::vector<std::string>& texts) {
+        const auto found = std::ranges::find_if(texts, [](const std::string& each) { return !each.empty(); });
+        return found == texts.end() ? std::string() : *found;
+      });
+  if (first.empty()) return std::nullopt;
+  const auto values = nlohmann::json::parse(first);
+  return CulpritRecord{.step = values[0],
+                       .rank = values[1],
+                       .op = values[2],
+                       .inside = values[3],
+                       .layer = values[4],
+                       .direction = values[5],
+                       .inputs = values[6],
+                       .output = values[7],
+                       .precision_is_cause = values[8],
+                       .verdict = values[9],
+                       .propagated = values[10]};
+}
+
+ShadowOptions shadow_options(RunConfig config, const TrainerShadow& shadow) {
+  ShadowOptions options{.every = shadow.every};
+  config.precision.keep_high.clear();  // what to keep high is what is asked
+  for (const std::string& name : shadow.precisions) {
+    config.precision.compute = name;
+    config.precision.weights.reset();
+    options.precisions.push_back({.name = name, .precision = precision_of(config)});
+  }
+  return options;
+}
+
 at::Device device_of(const MixedPrecision& precision) { return precision.params().front().working.device(); }
 
 }  // namespace
 
-Training::Training(const RunConfig& config, std::unique_ptr<Task> task, const Ranks& ranks)
+Training::Training(const RunConfig& config, std::unique_ptr<Task> task, const Ranks& ranks,
+                   const std::optional<TrainerShadow>& shadow)
     : config_(config),
       task_(placed(config, std::move(task), ranks)),
       precision_(make_precision(config, task_->model(), ranks)),
@@ -160,6 +205,12 @@ Training::Training(const RunConfig& config, std::unique_ptr<Task> task, const Ra
   HALFSTEP_CHECK(!on_accelerator_ || !takes_whole_batches(config),
                  "run.reduction is canonical, and run.device ", config.run.device,
                  ": such sums are for the CPU so far. Use fp32.");
+  if (config.watch.every > 0) probe_.emplace(precision_, ProbeOptions{.every = config.watch.every});
+  if (shadow) {
+    HALFSTEP_CHECK(!probe_, "TrainerOptions::shadow, and watch.every is ", config.watch.every,
+                   ": one of them looks at a run at a time. Set watch.every = 0.");
+    shadow_.emplace(precision_, shadow_options(config, *shadow));
+  }
   // How fast an accelerator could be is not measured: its products would have to be waited for.
   const auto flops = task_->flops_per_batch();
   if (!flops || on_accelerator_) return;
@@ -184,6 +235,9 @@ void Training::step(int64_t number, EventFile* histograms) {
   const at::Device device = device_of(precision_);
   reset_peak(device);
   PhaseClock clock;
+  const auto beginning = beginning_if_traced();
+  if (probe_) probe_->set_step(number);
+  if (shadow_) shadow_->set_step(number);
   if (ranks().size() > 1 && !whole_batches) seed_part(config_, number, ranks().rank());
   at::Tensor loss_there;  // summed where it is, if the host would have to wait for it
   const at::Tensor losses = at::zeros({batch_count}, at::kDouble);
@@ -223,15 +277,91 @@ void Training::step(int64_t number, EventFile* histograms) {
   } catch (const SkipLimitError& error) {
     skip_limit_.emplace(error);
   }
-  between_steps_ = true;
   if (const auto shares = precision_.take_quantised_shares()) {
     record.saturated_share = shares->saturated;
     record.vanished_share = shares->vanished;
   }
+  if (beginning && grads.any()) {
+    skips_in_a_row_ = grads.finite() ? 0 : skips_in_a_row_ + 1;
+    // A loss scale that is too large now and then is as it should be. A loss that is not finite is looked at
+    // even where the step was taken, with the weights that it left.
+    const bool is_trouble =
+        !std::isfinite(record.loss) ||
+        (!grads.finite() && (!precision_.precision().loss_scaling || skips_in_a_row_ >= 3));
+    if (is_trouble) trace(number, *beginning);
+  }
+  between_steps_ = true;
   record.memory = memory_of_step(device);
   clock.lap(record.phases.other);
   taken_.push_back({.record = record, .report = report, .counts_stalls = stalls, .seconds = clock.seconds()});
   if (on_accelerator_) taken_.back().loss.emplace(std::vector<at::Tensor>{loss_there});
+}
+
+std::vector<ProbeRecord> Training::probes() {
+  if (!probe_) return {};
+  return merged_over_ranks(probe_->take(), ranks(), is_sharded());
+}
+
+std::optional<Training::Beginning> Training::beginning_if_traced() const {
+  constexpr int64_t kMostTraces = 5;
+  // On an accelerator a skip is known later; weights in parts are not there outside a step's own backward.
+  if (!config_.watch.trace_on_skip || on_accelerator_ || gathers_weights() || traces_ >= kMostTraces)
+    return std::nullopt;
+  try {
+    // A copy: a task may hand out the tensors that it goes on writing to.
+    return Beginning{.task = on_host(task_->state_dict()),
+                     .random = random_state(),
+                     .loss_scale = precision_.loss_scale()};
+  } catch (const std::exception&) {
+    if (ranks().size() > 1) throw;  // the others would wait for this one
+    return std::nullopt;            // a task whose state cannot be had is told when it is to be saved
+  }
+}
+
+void Training::trace(int64_t step, const Beginning& beginning) {
+  ++traces_;
+  const Beginning after{.task = on_host(task_->state_dict()), .random = random_state()};
+  std::vector<at::Tensor> buffers;
+  for (const at::Tensor& buffer : task_->model().buffers()) buffers.push_back(buffer.clone());
+  task_->load_state_dict(beginning.task);
+  load_random_state(beginning.random);
+  const int64_t batch_count = config_.train.accumulation;
+  const bool whole_batches = takes_whole_batches(config_);
+  const RankShare mine =
+      whole_batches ? ranks().share(batch_count) : RankShare{.first = 0, .count = batch_count};
+  if (ranks().size() > 1 && !whole_batches) seed_part(config_, step, ranks().rank());
+  std::optional<CulpritRecord> culprit;
+  try {
+    for (int64_t batch = 0; batch < batch_count && !culprit; ++batch) {
+      task_->take_batch();
+      if (batch < mine.first || batch >= mine.first + mine.count) continue;
+      if (whole_batches) seed_part(config_, step, batch);
+      OpTracer tracer(precision_.params());
+      const at::Tensor loss = precision_.forward([&] { return task_->loss(); });
+      // Not precision_.backward: the loss scale is the next step's by now, and this is no step.
+      const at::Tensor root = loss.to(at::kFloat) * (beginning.loss_scale / static_cast<double>(batch_count));
+      tracer.watch_backward(root);
+      root.backward();
+      culprit = tracer.culprit(loss);
+      precision_.zero_grad();
+    }
+  } catch (const std::exception&) {
+    precision_
+        .zero_grad();  // the step itself was taken without trouble: looking at it again must not end the run
+  }
+  task_->load_state_dict(after.task);
+  load_random_state(after.random);
+  (void)precision_.take_quantised_shares();  // of no step
+  const at::NoGradGuard no_grad;
+  const auto live = task_->model().buffers();
+  for (std::size_t i = 0; i < live.size(); ++i) live[i].copy_(buffers[i]);
+  // Each rank has looked at its own batches; the first that has found something tells.
+  if (culprit) {
+    culprit->step = step;
+    culprit->rank = ranks().rank();
+  }
+  culprit = told_culprit(ranks(), culprit);
+  if (culprit) culprits_.push_back(*std::move(culprit));
 }
 
 /// Over a step's micro-batches and all ranks.

@@ -4,9 +4,12 @@
 #include <halfstep/checkpoint.h>
 #include <halfstep/event_file.h>
 #include <halfstep/mixed_precision.h>
+#include <halfstep/probe.h>
 #include <halfstep/run_config.h>
 #include <halfstep/run_log.h>
+#include <halfstep/shadow.h>
 #include <halfstep/task.h>
+#include <halfstep/trainer.h>
 
 #include <limits>
 #include <memory>
@@ -19,7 +22,8 @@ namespace halfstep::train {
 
 class Training {
  public:
-  Training(const RunConfig& config, std::unique_ptr<Task> task, const Ranks& ranks);
+  Training(const RunConfig& config, std::unique_ptr<Task> task, const Ranks& ranks,
+           const std::optional<TrainerShadow>& shadow = {});
 
   Task& task() { return *task_; }
   const MixedPrecision& precision() const { return precision_; }
@@ -40,6 +44,12 @@ class Training {
   void step(int64_t number, EventFile* histograms);
   /// Of the steps since the last call. Waits for an accelerator, once.
   std::vector<StepRecord> records();
+  /// Of the steps since the last call that watch.every has looked at, over all ranks.
+  std::vector<ProbeRecord> probes();
+  /// Of the steps since the last call that were compared with other precisions.
+  std::vector<ShadowRecord> shadows() { return shadow_ ? shadow_->take() : std::vector<ShadowRecord>(); }
+  /// Of a skipped step, if watch.trace_on_skip has found who made the first number that is not finite.
+  std::vector<CulpritRecord> culprits() { return std::exchange(culprits_, {}); }
   /// Throws the SkipLimitError of a step, if one had it: after the step was logged.
   void check_not_diverged() {
     if (skip_limit_) throw *std::exchange(skip_limit_, std::nullopt);
@@ -104,6 +114,15 @@ class Training {
     double seconds = 0;
   };
 
+  /// What a step began with, to take it again.
+  struct Beginning {
+    StateDict task{}, random{};
+    double loss_scale = 1;
+  };
+  std::optional<Beginning> beginning_if_traced() const;
+  /// Takes a step that was skipped again, looked at by an OpTracer. Leaves everything as it is.
+  void trace(int64_t step, const Beginning& beginning);
+
   void tell(Taken& taken);
   double mean_of(const at::Tensor& losses) const;
   double stalled_share(const StepReport& report) const;
@@ -130,6 +149,10 @@ class Training {
   int64_t optimizer_steps_ = 0;  ///< that are known to be taken
   bool between_steps_ = true;
   std::optional<SkipLimitError> skip_limit_;
+  std::optional<Probe> probe_;
+  std::optional<Shadow> shadow_;
+  std::vector<CulpritRecord> culprits_;
+  int64_t traces_ = 0, skips_in_a_row_ = 0;
   std::optional<double> flops_per_step_;
   double machine_flops_ = 0;  ///< a second
 };

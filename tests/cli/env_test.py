@@ -128,7 +128,10 @@ class Kernels(unittest.TestCase):
     def test_the_isa_in_use_is_told_and_can_be_chosen(self):
         self.assertEqual(ask("env", HALFSTEP_ISA="scalar")["cpu"]["kernels"], "scalar")
         features = ask("env")["cpu"]["features"]
-        widest = "avx512" if features["AVX-512"] else "avx2" if features["AVX2"] else "scalar"
+        has_tiles = features["AMX-BF16"] and features["AVX-512"] and features["AVX512-BF16"]
+        widest = (
+            "amx" if has_tiles else "avx512" if features["AVX-512"] else "avx2" if features["AVX2"] else "scalar"
+        )
         self.assertEqual(ask("env")["cpu"]["kernels"], widest)
 
     def test_an_unknown_isa_is_refused_with_those_there_are(self):

@@ -225,6 +225,14 @@ class Launch(unittest.TestCase):
         self.train(1, "new", "--set", "train.steps=4", "--set", "checkpoint.every=2", "--set", "checkpoint.resume=never")
         self.train(1, "new", "--set", "train.steps=8", "--set", "checkpoint.resume=never", code=3)
 
+    def test_a_rank_that_is_lost_while_others_connect_is_named(self):
+        train = " ".join(self.command(1, "lost"))
+        done = subprocess.run([PROGRAM, "launch", "-n", "2", "--", "sh", "-c", f"if [ $RANK = 1 ]; then sleep 2; kill -9 $$; fi; exec {train}"],
+                              capture_output=True, text=True, env=environment(), timeout=100)
+        self.assertEqual(done.returncode, 128 + 9, done.stderr)
+        # A launcher that has to end it after its grace has no such words.
+        self.assertIn("connecting: rank 1 is gone: killed by signal 9 (SIGKILL)", done.stderr)
+
     def test_ranks_with_different_settings_are_refused(self):
         train = " ".join(self.command(1, "differs", "--set", "train.steps=4"))
         for key, value, says in (("OPTIMIZER__LR", "0.5", "optimizer.lr is 0.5 there"), ("DATA__SEED", "7", "data.seed is 7 there")):

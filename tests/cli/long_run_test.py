@@ -9,6 +9,8 @@ import tempfile
 import time
 import unittest
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from program import CORPUS, PROGRAM
 
 SHIM = os.environ["HALFSTEP_FAULT_SHIM"]
@@ -130,6 +132,16 @@ class LongRun(unittest.TestCase):
         code, err, records = run.end()
         self.assertEqual(code, 0, err)
         self.assertEqual(self.steps()[-1], 250)
+
+    def test_refused_figures_for_prometheus_end_nothing_and_are_written_later(self):
+        run = Run(self, "watch.prometheus=figures.prom", steps=900, every=0, fault="write:figures.prom:1-2:ENOSPC")
+        code, err, records = run.end()
+        self.assertEqual(code, 0, err)
+        notes = [record["text"] for record in records if record["kind"] == "note" and "Prometheus" in record["text"]]
+        self.assertEqual(len(notes), 1, notes)
+        self.assertIn("the run goes on", notes[0])
+        families = {family.name: family for family in text_string_to_metric_families((self.folder / "run" / "figures.prom").read_text())}
+        self.assertEqual(families["halfstep_step"].samples[0].value, 900)
 
     def test_a_rollback_that_the_disk_refuses_to_log_is_made_all_the_same(self):
         wild = ("train.on_divergence=rollback", "train.most_rollbacks=1", "optimizer.clip_norm=1000",

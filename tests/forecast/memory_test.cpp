@@ -102,7 +102,7 @@ TEST_P(MeasuredMemory, IsForecastByClassAndInAll) {
                                              .micro_batch = measured.batch,
                                              .accumulation = measured.accumulation,
                                              .recomputes_blocks = measured.recomputes},
-                                            /*products_in_fp32=*/true);
+                                            Device{.products_in_fp32 = true});
   const auto peak = [&](MemoryClass c) { return static_cast<double>(memory.class_peaks[c]); };
   EXPECT_EQ(peak(MemoryClass::Working), measured.working);
   EXPECT_EQ(peak(MemoryClass::Master), measured.master);
@@ -117,8 +117,9 @@ INSTANTIATE_TEST_SUITE_P(Runs, MeasuredMemory, ::testing::ValuesIn(kMeasured),
 
 /// build/release/bin/memory_table --model gpt2_124m --scheme bf16, on a processor without BF16 instructions.
 TEST(Memory, OfGpt2WhereBf16IsEmulatedIsThatOfTheMemoryTable) {
-  const RankMemory memory = memory_per_rank(known("gpt2-124m"), precision_plan("bf16"),
-                                            {.sequence_length = 256, .micro_batch = 4}, true);
+  const RankMemory memory =
+      memory_per_rank(known("gpt2-124m"), precision_plan("bf16"), {.sequence_length = 256, .micro_batch = 4},
+                      Device{.products_in_fp32 = true});
   expect_near(static_cast<double>(memory.at_peak[MemoryClass::Gradient]), 520'923'140, "gradient");
   expect_near(static_cast<double>(memory.at_peak[MemoryClass::Activation]), 191'264'772, "activation");
   expect_near(memory.bytes(), 2'205'627'400, "total");
@@ -130,7 +131,7 @@ TEST(Memory, IsThatOfTheTableOfSchemesWhereBf16IsNative) {
   const Arrangement step{.sequence_length = 256, .micro_batch = 4};
   const auto peak = [&](const PrecisionPlan& precision, const ModelShape& shape,
                         const Arrangement& arrangement) {
-    return memory_per_rank(shape, precision, arrangement, /*products_in_fp32=*/false).bytes() / 1e6;
+    return memory_per_rank(shape, precision, arrangement, Device{}).bytes() / 1e6;
   };
   expect_near(peak(precision_plan("fp32"), gpt2, step), 2722, "fp32");
   expect_near(peak(precision_plan("bf16", "fp32"), gpt2, step), 2159, "fp32 weights");
@@ -153,7 +154,7 @@ TEST(Memory, IsThatOfTheTableOfSchemesWhereBf16IsNative) {
 }
 
 double bytes_of(const ModelShape& shape, const Arrangement& arrangement, MemoryClass c) {
-  const RankMemory memory = memory_per_rank(shape, precision_plan("bf16"), arrangement, false);
+  const RankMemory memory = memory_per_rank(shape, precision_plan("bf16"), arrangement, Device{});
   return static_cast<double>(memory.class_peaks[c]);
 }
 
@@ -188,7 +189,7 @@ TEST(Memory, EachShardingNeedsLessThanTheOneBefore) {
       double before = std::numeric_limits<double>::infinity();
       for (const auto& [word, sharding] : kShardings) {
         const double bytes = memory_per_rank(known(name), precision_plan("bf16"),
-                                             {.ranks = ranks, .sharding = sharding}, false)
+                                             {.ranks = ranks, .sharding = sharding}, Device{})
                                  .bytes();
         EXPECT_LT(bytes, before) << name << " " << word;
         before = bytes;
@@ -198,9 +199,9 @@ TEST(Memory, EachShardingNeedsLessThanTheOneBefore) {
 
 TEST(Memory, OneRankSharesWithNobody) {
   const ModelShape shape = known("gpt2-124m");
-  const RankMemory none = memory_per_rank(shape, precision_plan("bf16"), {}, false);
+  const RankMemory none = memory_per_rank(shape, precision_plan("bf16"), {}, Device{});
   const RankMemory weights =
-      memory_per_rank(shape, precision_plan("bf16"), {.sharding = Sharding::Weights}, false);
+      memory_per_rank(shape, precision_plan("bf16"), {.sharding = Sharding::Weights}, Device{});
   EXPECT_EQ(none.class_peaks, weights.class_peaks);
 }
 

@@ -20,6 +20,7 @@ TEST(Dispatch, ScalarIsAlwaysThereAndTheOthersWhereTheProcessorHasThem) {
   };
   EXPECT_EQ(offers(kAvx2Kernels), cpu_features().avx2);
   EXPECT_EQ(offers(kAvx512Kernels), cpu_features().avx512);
+  EXPECT_EQ(offers(kAmxKernels), may_use_amx_bf16());
 }
 
 TEST(Dispatch, EveryTableHasEveryKernelOfTheEightCastableFormats) {

@@ -11,6 +11,7 @@
 #include <limits>
 #include <random>
 
+#include "log/records.h"
 #include "support/error_of.h"
 #include "support/python.h"
 #include "support/scratch.h"
@@ -83,6 +84,23 @@ TEST(EventFile, TensorBoardReadsHistogramsBitForBit) {
   };
   expect_same(told.at("grads")[0], of_values, 3);
   expect_same(told.at("binned")[0], binned, 4);
+}
+
+// Of 0, NaN, 0.125, -0.125 and 3.5: logarithms -3, -3 and 1.81.
+TEST(EventFile, TensorBoardReadsMagnitudesOfAProbeAsLogarithms) {
+  const testing::ScratchFolder run;
+  {
+    EventFile file(run.path());
+    file.histogram("log2", histogram_of(testing::some_probe(3).stats), 3);
+    file.histogram("nothing", histogram_of(TensorStats()), 3);
+  }
+  const json told = ask("events", run.path())["histograms"];
+  const json& read = told.at("log2")[0];
+  EXPECT_EQ(numbers(read["limits"]), (std::vector<double>{-3, -2, -1, 0, 1, 2}));
+  EXPECT_EQ(numbers(read["counts"]), (std::vector<double>{0, 2, 0, 0, 0, 1}));
+  EXPECT_EQ(numbers(read["summary"]),
+            (std::vector<double>{-3, std::log2(3.5), 3, 2 * -2.5 + 1.5, 2 * 2.5 * 2.5 + 1.5 * 1.5}));
+  EXPECT_EQ(numbers(told.at("nothing")[0]["counts"]), std::vector<double>{0});
 }
 
 TEST(EventFile, TensorBoardNoticesEveryFlippedBit) {

@@ -1,6 +1,6 @@
 """Readers that others wrote, asked for the files of a run. Numbers go by float.hex, since JSON has no NaN.
 
-Question, one of: {"events": folder}, {"damaged": path}, {"jsonl": path}, {"csv": path}.
+Question, one of: {"events": folder}, {"damaged": path}, {"jsonl": path}, {"csv": path}, {"prometheus": path}.
 """
 import csv
 import json
@@ -74,5 +74,15 @@ def csv_rows(path: str) -> list:
         return list(csv.DictReader(file, strict=True))
 
 
+def prometheus(path: str) -> list:
+    from prometheus_client.parser import text_string_to_metric_families
+    with open(path, encoding="utf-8") as file:
+        families = list(text_string_to_metric_families(file.read()))
+    return [{"name": family.name, "type": family.type, "help": family.documentation,
+             "samples": [[sample.name, sample.labels, float(sample.value).hex()] for sample in family.samples]}
+            for family in families]
+
+
 ((what, where),) = json.load(sys.stdin).items()
-json.dump({"events": events, "damaged": damaged, "jsonl": jsonl, "csv": csv_rows}[what](where), sys.stdout)
+json.dump({"events": events, "damaged": damaged, "jsonl": jsonl, "csv": csv_rows,
+           "prometheus": prometheus}[what](where), sys.stdout)

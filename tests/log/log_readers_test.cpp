@@ -19,7 +19,11 @@ namespace {
 using nlohmann::json;
 using testing::full_record;
 using testing::plain_record;
+using testing::some_culprit;
+using testing::some_finding;
 using testing::some_header;
+using testing::some_probe;
+using testing::some_shadow;
 
 json ask(const char* what, const std::filesystem::path& where) {
   return testing::ask_python("tests/log/log_readers.py", {{what, where.string()}});
@@ -43,6 +47,10 @@ void write_all_kinds(const std::filesystem::path& folder) {
   log.step(diverged_record(2));
   log.note(2, 1.0, "loss is not finite");
   log.checkpoint({.step = 2, .seconds = 1.0, .saved_step = 1, .tensor_bytes = 4096});
+  log.probe(some_probe(2));
+  log.shadow(some_shadow(2));
+  log.culprit(some_culprit(2));
+  log.finding({.step = 2, .seconds = 1.0, .finding = some_finding(1)});
   log.end(2, 1.0, "diverged", "loss was NaN at step 2");
 }
 
@@ -73,6 +81,7 @@ bool is_of(const std::string& type, const json& value) {
   if (type == "boolean") return value.is_boolean();
   if (type == "text") return value.is_string();
   if (type == "object") return value.is_object();
+  if (type == "list") return value.is_array();
   return false;
 }
 
@@ -104,7 +113,7 @@ TEST(RunLogReaders, JsonGivesBackEveryNumberOfAStep) {
   const testing::ScratchFolder run;
   write_all_kinds(run.path());
   const json lines = ask("jsonl", run / "log.jsonl");
-  ASSERT_EQ(lines.size(), 8u);
+  ASSERT_EQ(lines.size(), 12u);
   EXPECT_EQ(lines[0]["configuration"], some_header().configuration);
   EXPECT_EQ(lines[0]["machine"], json({{"cpu", "two of them"}, {"threads", "2"}}));
   EXPECT_EQ(lines[1], json({{"kind", "step"},
@@ -136,6 +145,18 @@ TEST(RunLogReaders, JsonGivesBackEveryNumberOfAStep) {
                                {{"parameter", {{"live_bytes", 10}, {"peak_bytes", 11}}},
                                 {"activation", {{"live_bytes", 20}, {"peak_bytes", 29}}}}}}}}));
   EXPECT_EQ(lines[3]["text"], "a \"cat\"\\\n\t\x01 \xc3\xa4 \xef\xbf\xbd end");  // U+FFFD for the byte 0xff
+}
+
+TEST(RunLogReaders, HistogramBeginsAtItsFirstExponent) {
+  const testing::ScratchFolder run;
+  write_all_kinds(run.path());
+  const json probe = ask("jsonl", run / "log.jsonl")[7];
+  ASSERT_EQ(probe["kind"], "probe");
+  EXPECT_EQ(probe["first_exponent"], -3);  // of 0.125
+  EXPECT_EQ(probe["exponents"], json({2, 0, 0, 0, 1}));
+  EXPECT_EQ(probe["fractions"].size(), 30u);
+  EXPECT_EQ(probe["count"], 5);
+  EXPECT_EQ(probe["amax"], 3.5);
 }
 
 TEST(RunLogReaders, NumbersThatAreNotFiniteSurvive) {

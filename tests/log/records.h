@@ -40,4 +40,62 @@ inline StepRecord plain_record(int64_t step) {
   return {.step = step, .seconds = 0.5 * static_cast<double>(step), .loss = 4.0, .lr = 1e-3, .items = 64};
 }
 
+/// Of 0, NaN, 0.125, -0.125 and 3.5, counted by hand.
+inline ProbeRecord some_probe(int64_t step) {
+  ProbeRecord record{.step = step, .seconds = 1.0, .role = "gradient", .name = "h.0.\"w\""};
+  TensorStats& stats = record.stats;
+  stats.count = 5;
+  stats.zeros = stats.exponents[0] = 1;
+  stats.nans = stats.exponents[255] = 1;
+  stats.sum = 3.5;
+  stats.amax = 3.5f;
+  stats.exponents[127 - 3] = 2;
+  stats.exponents[127 + 1] = 1;
+  const auto fractions = [&](int exponent) -> FractionCounts& {
+    return stats.fractions[static_cast<size_t>(exponent - TensorStats::kLeastExponent)];
+  };
+  fractions(-3).powers_of_two = 2;
+  fractions(1).ones_1 = fractions(1).ones_2 = 1;  // 1.75 is 1.11 in binary
+  return record;
+}
+
+inline ShadowRecord some_shadow(int64_t step) {
+  return {.step = step,
+          .seconds = 1.0,
+          .precision = "mxfp8",
+          .layer = "h.0.\"w\"",
+          .output_error = 0.03125,
+          .input_grad_error = 0.04,
+          .weight_grad_error = 0.05,
+          .forward_noise = 6e-4,
+          .backward_noise = 7e-5,
+          .gradient_share = 0.008};
+}
+
+inline CulpritRecord some_culprit(int64_t step) {
+  return {.step = step,
+          .seconds = 1.0,
+          .rank = 3,
+          .op = "exp",
+          .inside = "softmax",
+          .layer = "after h.0.attn",
+          .direction = "forward",
+          .inputs = {"self: FP16 [8, 128], -3.1 to 71.2", "other \"input\""},
+          .output = "FP16 [8, 128]: of 1,024 numbers 3 Inf and 0 NaN",
+          .precision_is_cause = true,
+          .verdict = "In FP64 the largest result is 8e+30: precision is the cause.",
+          .propagated = 7};
+}
+
+inline Finding some_finding(int64_t step) {
+  return {.code = "gradient-underflow",
+          .severity = Severity::Serious,
+          .step = step,
+          .what = "31% of the gradient values are zero.",
+          .evidence = "Of 1,000 values.",
+          .remedy = "Raise the loss scale.",
+          .layer = "h.0.attn",
+          .op = "addmm"};
+}
+
 }  // namespace halfstep::testing

@@ -65,9 +65,69 @@ Calls rms_norm_calls() {
                          {"rows across memory", norm(low.transpose(0, 2), {4})}}};
 }
 
+Calls attention_calls() {
+  const auto attend = [](const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                         const c10::IValue& mask = {}, double dropout = 0, bool causal = false,
+                         const c10::IValue& scale = {}, bool shares_heads = false) {
+    return Arguments{query, key, value, mask, dropout, causal, scale, shares_heads};
+  };
+  const at::Tensor fp32 = at::randn({2, 4, 20, 16}), low = fp32.to(at::kBFloat16);
+  const at::Tensor few_heads = low.narrow(1, 0, 2), longer = at::randn({2, 4, 30, 16}).to(at::kBFloat16);
+  const at::Tensor mask = at::randn({20, 20}), of_bools = mask.gt(-1);
+  return {
+      .op = "scaled_dot_product_attention",
+      .taken = {{"BF16", attend(low, low, low)},
+                {"FP32, which the rule casts", attend(fp32, fp32, fp32)},
+                {"FP16, which the rule casts", attend(fp32.to(at::kHalf), low, low)},
+                {"causal, with a scale", attend(low, low, low, {}, 0, true, 0.3)},
+                {"shared heads", attend(low, few_heads, few_heads, {}, 0, false, {}, true)},
+                {"other keys than queries", attend(low, longer, longer)},
+                {"a mask of Bools", attend(low, low, low, of_bools)},
+                {"a mask of numbers for each head", attend(low, low, low, mask.expand({2, 4, 20, 20}))},
+                {"dropout", attend(low, low, low, {}, 0.1)}},
+      .left_alone = {{"one head without its dimension", attend(low[0], low[0], low[0])},
+                     {"few queries", attend(low.narrow(2, 0, 8), low, low)},
+                     {"elements of a row across memory",
+                      attend(low.transpose(2, 3).contiguous().transpose(2, 3), low, low)},
+                     {"a mask that is learned", attend(low, low, low, at::zeros({20, 20}).requires_grad_())},
+                     {"values of another size", attend(low, low, low.narrow(3, 0, 8))}}};
+}
+
+Calls rotary_calls() {
+  const at::Tensor rows = at::randn({2, 5, 3, 8}), low = rows.to(at::kBFloat16).transpose(1, 2);
+  const at::Tensor cos = at::rand({5, 8}), sin = at::rand({5, 8});
+  const at::Tensor cos_of_texts = at::rand({2, 1, 5, 8}), sin_of_texts = at::rand({2, 1, 5, 8});
+  return {
+      .op = "halfstep::rotary",
+      .taken = {{"BF16 heads of a product", {low, cos, sin}},
+                {"FP16 heads", {low.to(at::kHalf), cos, sin}},
+                {"heads that lie apart", {low.contiguous(), cos, sin}},
+                {"some heads of several", {low.narrow(1, 1, 2), cos, sin}},
+                {"angles of each text", {low, cos_of_texts, sin_of_texts}}},
+      .left_alone = {{"FP32 heads", {low.to(at::kFloat), cos, sin}},
+                     {"low angles", {low, cos.to(at::kBFloat16), sin.to(at::kBFloat16)}},
+                     {"a gap between elements", {low.transpose(2, 3).contiguous().transpose(2, 3), cos, sin}},
+                     {"one angle for all positions", {low, cos[0], sin[0]}},
+                     {"angles that get a gradient", {low, cos.clone().requires_grad_(), sin}},
+                     {"three dimensions", {low[0], cos, sin}}}};
+}
+
+Calls swiglu_calls() {
+  const at::Tensor gate = at::randn({4, 6}), up = at::randn({4, 6});
+  const at::Tensor low_gate = gate.to(at::kBFloat16), low_up = up.to(at::kBFloat16);
+  return {.op = "halfstep::swiglu",
+          .taken = {{"BF16", {low_gate, low_up}}, {"FP16", {gate.to(at::kHalf), up.to(at::kHalf)}}},
+          .left_alone = {{"FP32", {gate, up}},
+                         {"BF16 beside FP32", {low_gate, up}},
+                         {"BF16 beside FP16", {low_gate, up.to(at::kHalf)}},
+                         {"two orders in memory", {low_gate, low_up.t().contiguous().t()}},
+                         {"one row for all", {low_gate, low_up[0]}},
+                         {"no elements", {low_gate.narrow(0, 0, 0), low_up.narrow(0, 0, 0)}}}};
+}
+
 std::vector<Calls> all_calls() {
   at::manual_seed(5);
-  return {cross_entropy_calls(), rms_norm_calls()};
+  return {attention_calls(), cross_entropy_calls(), rms_norm_calls(), rotary_calls(), swiglu_calls()};
 }
 
 const OwnOp& row_of(const std::string& op) {
@@ -78,7 +138,8 @@ const OwnOp& row_of(const std::string& op) {
 }
 
 c10::OperatorHandle handle_of(const std::string& op) {
-  return c10::Dispatcher::singleton().findSchema(torch::jit::parseName("aten::" + op)).value();
+  const std::string full = op.find("::") == op.npos ? "aten::" + op : op;
+  return c10::Dispatcher::singleton().findSchema(torch::jit::parseName(full)).value();
 }
 
 struct Result {
@@ -114,6 +175,7 @@ Result by_libtorch(const std::string& op, const Arguments& arguments, OpRule rul
   const at::ScalarType type = rule == OpRule::Low ? at::kBFloat16 : at::kFloat;
   return result_of(arguments, [&](Arguments given) {
     for (c10::IValue& argument : given) {
+      if (rule == OpRule::AsIs) break;
       if (argument.isTensor() && argument.toTensor().is_floating_point())
         argument = argument.toTensor().to(type);
     }

@@ -111,6 +111,7 @@ TEST(OpCases, EveryRowHasACaseOrAReasonWhyNotAndEveryCaseCallsItsOp) {
   }
   for (const OpCase& op_case : op_cases()) {
     EXPECT_TRUE(cases.emplace(op_case.op).second) << op_case.op << " has two entries";
+    if (op_case.is_ours()) continue;
     const auto called = operations_called_by([&] {
       EXPECT_EQ(run_case(op_case, {at::kFloat}, [] { return 0; }).error, "") << op_case.op << " in FP32";
     });

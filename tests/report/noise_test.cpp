@@ -42,6 +42,18 @@ TEST(MeanInterval, MissesAsOftenAsPromised) {
   EXPECT_LT(share_missed(1000, 0.95), 0.09);
 }
 
+// A rehearsal of 100 steps, the default, compares 33: batches of one would use 20 of them, be 1.2 times as
+// wide for independent numbers (the root of 33 / 20 is 1.28), and miss in 9% of cases at rho 0.6 and in 13%
+// at 0.8.
+TEST(MeanInterval, UsesAllOfFewNumbers) {
+  EXPECT_LT(share_missed(33, 0.6), 0.08);
+  EXPECT_LT(share_missed(33, 0.8), 0.105);
+  std::vector<double> values(39, 0.0);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = i % 2 == 0 ? 1.0 : -1.0;
+  values[1] = 100.0;  // of 39 the first alone fills no batch of two
+  EXPECT_NEAR(mean_interval(values).mean, 101.0 / 38, 1e-12);
+}
+
 // What would be written without a thought of correlation is wrong eight times out of ten of its misses.
 TEST(MeanInterval, IsWiderThanThatOfIndependentNumbers) {
   std::mt19937_64 random(5);

@@ -235,6 +235,45 @@ TEST(ReportPage, AHundredThousandStepsAreOneSmallPageInTwoSeconds) {
   expect_close(std::ranges::min(series["least"]).get<double>(), std::ranges::min(losses));
 }
 
+/// A run with so many layers and looks, whose gradients are `scale` times those of the first layer each.
+RunHistory looked_at(int64_t layers, int64_t looks, const std::string& name) {
+  const ScratchFolder folder;
+  testing::write_synthetic_run(folder.path(), {});
+  RunHistory run = read_run(folder.path());
+  for (int64_t look = 0; look < looks; ++look)
+    for (int64_t layer = 0; layer < layers; ++layer) {
+      TensorStats stats{.count = 300, .zeros = 100, .sum = 0, .amax = 0x1.8p-10f};
+      stats.exponents[static_cast<size_t>(127 - 27)] = 50;  // zero in FP16
+      stats.exponents[static_cast<size_t>(127 - 10)] = 150;
+      stats.exponents[0] = 100;
+      run.probes.push_back({.step = 50 * (look + 1),
+                            .role = look % 2 == 0 ? "gradient" : "activation",
+                            .name = name + std::to_string(layer),
+                            .packed = stats.packed()});
+    }
+  return run;
+}
+
+TEST(ReportPage, ShowsTheMagnitudesOfTensorsAndWhatFp16WouldLose) {
+  const ScratchFolder folder;
+  write_page(folder / "report.html", report_html(looked_at(3, 4, "layers.")));
+  const json page = ask("page", folder / "report.html");
+  expect_stands_alone(page);
+  const std::string html = report_html(looked_at(3, 4, "layers."));
+  for (const char* text :
+       {"Gradients, with their loss scale, step 150", "Outputs of layers, step 200", "FP16 holds",
+        "FP16 would lose", "too large, 16.7% become zero", "layers.2, step 150: ", "magnitude"})
+    EXPECT_NE(html.find(text), std::string::npos) << text;
+}
+
+TEST(ReportPage, ManyLayersAndLooksAreABoundedPart) {
+  const std::string name = "<b>\"layers\"</b>" + std::string(300, 'x') + ".";
+  const std::string html = report_html(looked_at(200, 60, name));
+  EXPECT_LT(html.size(), 1'500'000u);
+  EXPECT_EQ(html.find("<b>\"layers"), std::string::npos);
+  EXPECT_NE(html.find("24 of 200; the bars are of all."), std::string::npos);
+}
+
 TEST(ReportPage, IsForTheLightAndTheDarkForScreensAndPaper) {
   const std::string html = report_of(kFp16).html;
   for (const char* words :

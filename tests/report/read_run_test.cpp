@@ -96,6 +96,90 @@ TEST(ReadRun, GivesBackEveryOtherKind) {
   EXPECT_EQ(run.sittings[0].header.machine, some_header().machine);
 }
 
+TEST(ReadRun, GivesBackWhatWasSeenInsideAStep) {
+  const ScratchFolder folder;
+  RunLog log = RunLog::create(folder.path(), some_header());
+  const ProbeRecord probe = testing::some_probe(1);
+  const CulpritRecord culprit = testing::some_culprit(2);
+  const Finding finding = testing::some_finding(1);
+  log.probe(probe);
+  log.culprit(culprit);
+  const ShadowRecord shadow = testing::some_shadow(2);
+  log.shadow(shadow);
+  log.finding({.step = 3, .seconds = 4.0, .finding = finding});
+  const RunHistory run = read_run(folder.path());
+  ASSERT_EQ(run.probes.size(), 1u);
+  EXPECT_EQ(run.probes[0].role, probe.role);
+  EXPECT_EQ(run.probes[0].name, probe.name);
+  EXPECT_EQ(run.probes[0].stats().packed(), probe.stats.packed());
+  EXPECT_EQ(run.probes[0].stats().count, 5);
+  ASSERT_EQ(run.shadows.size(), 1u);
+  EXPECT_EQ(run.shadows[0].step, shadow.step);
+  EXPECT_EQ(run.shadows[0].precision, shadow.precision);
+  EXPECT_EQ(run.shadows[0].layer, shadow.layer);
+  EXPECT_EQ(run.shadows[0].output_error, shadow.output_error);
+  EXPECT_EQ(run.shadows[0].input_grad_error, shadow.input_grad_error);
+  EXPECT_EQ(run.shadows[0].weight_grad_error, shadow.weight_grad_error);
+  EXPECT_EQ(run.shadows[0].forward_noise, shadow.forward_noise);
+  EXPECT_EQ(run.shadows[0].backward_noise, shadow.backward_noise);
+  EXPECT_EQ(run.shadows[0].gradient_share, shadow.gradient_share);
+  ASSERT_EQ(run.culprits.size(), 1u);
+  EXPECT_EQ(run.culprits[0].rank, culprit.rank);
+  EXPECT_EQ(run.culprits[0].op, culprit.op);
+  EXPECT_EQ(run.culprits[0].inside, culprit.inside);
+  EXPECT_EQ(run.culprits[0].layer, culprit.layer);
+  EXPECT_EQ(run.culprits[0].direction, culprit.direction);
+  EXPECT_EQ(run.culprits[0].inputs, culprit.inputs);
+  EXPECT_EQ(run.culprits[0].output, culprit.output);
+  EXPECT_EQ(run.culprits[0].precision_is_cause, culprit.precision_is_cause);
+  EXPECT_EQ(run.culprits[0].verdict, culprit.verdict);
+  EXPECT_EQ(run.culprits[0].propagated, culprit.propagated);
+  ASSERT_EQ(run.findings.size(), 1u);
+  const Finding& read = run.findings[0].finding;
+  EXPECT_EQ(run.findings[0].step, 3);
+  EXPECT_EQ(read.code, finding.code);
+  EXPECT_EQ(read.severity, finding.severity);
+  EXPECT_EQ(read.step, finding.step);
+  EXPECT_EQ(read.what, finding.what);
+  EXPECT_EQ(read.evidence, finding.evidence);
+  EXPECT_EQ(read.remedy, finding.remedy);
+  EXPECT_EQ(read.layer, finding.layer);
+  EXPECT_EQ(read.op, finding.op);
+}
+
+TEST(ReadRun, ProbesOfALongRunAreThinnedByWholeSteps) {
+  const ScratchFolder folder;
+  {
+    RunLog log = RunLog::create(folder.path(), some_header());
+    for (int64_t step = 1; step <= 30'000; ++step)
+      for (const char* name : {"a", "b"}) {
+        ProbeRecord probe = testing::some_probe(step);
+        probe.name = name;
+        log.probe(probe);
+      }
+  }
+  const RunHistory run = read_run(folder.path());
+  EXPECT_LT(run.probes.size(), 20'000u);
+  EXPECT_GT(run.probes.size(), 10'000u);
+  ASSERT_EQ(run.probes.size() % 2, 0u);
+  for (size_t i = 0; i < run.probes.size(); i += 2) {
+    EXPECT_EQ(run.probes[i].step, run.probes[i + 1].step);
+    EXPECT_EQ(run.probes[i].step % 4, 0) << run.probes[i].step;
+  }
+  EXPECT_EQ(run.probes.back().step, 30'000);
+}
+
+TEST(ReadRun, RefusesStatisticsThatNoTensorHas) {
+  const std::string fault = error_of([] {
+    (void)read_lines(std::string(kRun) + "\n" +
+                     R"({"kind":"probe","step":1,"seconds":0,"role":"weight","name":"w","zeros":0,"nans":0,)"
+                     R"("infinities":0,"sum":0,"amax":0,"first_exponent":0,"exponents":[1],"fractions":[1],)"
+                     R"("saturated":[0,0,0,0,0]})" +
+                     "\n");
+  });
+  EXPECT_NE(fault.find("line 2 has lists"), std::string::npos) << fault;
+}
+
 TEST(ReadRun, KeepsWhatIsNotFinite) {
   const RunHistory run =
       read_lines(std::string(kRun) + "\n" +

@@ -5,6 +5,15 @@ namespace {
 
 using at::Tensor;
 
+/// An operation of three or two tensors, which a process without Halfstep lacks.
+template <typename... Tensors>
+Tensor by_name(const char* op, const Tensors&... tensors) {
+  return c10::Dispatcher::singleton()
+      .findSchemaOrThrow(op, "")
+      .template typed<Tensor(const Tensors&...)>()
+      .call(tensors...);
+}
+
 constexpr int64_t kMean = at::Reduction::Mean;
 constexpr int64_t kSum = at::Reduction::Sum;
 
@@ -223,6 +232,9 @@ std::vector<OpCase> norms_and_softmax() {
        [](Inputs& in) { return std::get<0>(at::native_layer_norm(in(3, 4), {4}, in(4), in(4), 1e-5)); }},
       {"gelu", [](Inputs& in) { return at::gelu(in(3, 4)); }},
       {"silu", [](Inputs& in) { return at::silu(in(3, 4)); }},
+      {"halfstep::swiglu", [](Inputs& in) { return by_name("halfstep::swiglu", in(3, 4), in(3, 4)); }},
+      {"halfstep::rotary",
+       [](Inputs& in) { return by_name("halfstep::rotary", in(2, 3, 4, 6), in(4, 6), in(4, 6)); }},
       {"rms_norm", [](Inputs& in) { return at::rms_norm(in(3, 4), {4}, in(4)); }},
       {"softmax.int", [](Inputs& in) { return at::softmax(in(3, 4), -1); }},
       {"log_softmax.int", [](Inputs& in) { return at::log_softmax(in(3, 4), -1); }},

@@ -65,6 +65,9 @@ struct OpCase {
   bool differentiable = true;
   bool has_fp16_kernel = true;   // on CPU, for training; without one the scope computes in FP32
   bool ends_in_product = false;  // its output is that of a matrix product inside, which has a row of its own
+
+  /// An operation of Halfstep's own, which a process without it lacks.
+  bool is_ours() const { return op.starts_with("halfstep::"); }
 };
 
 std::span<const OpCase> op_cases();

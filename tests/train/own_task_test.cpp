@@ -10,10 +10,11 @@ namespace {
 
 /// What a task does wrong, and when.
 struct Mishap {
-  int64_t in_batch = -1;       // take_batch throws after it has counted this one
-  int64_t in_evaluation = -1;  // evaluate throws at this call, counted from 0
-  int64_t spike_from = -1;     // losses are too large from this batch on, for a while
-  bool unsavable = false;      // a tensor of a type that no checkpoint holds
+  int64_t in_batch = -1;        // take_batch throws after it has counted this one
+  int64_t in_evaluation = -1;   // evaluate throws at this call, counted from 0
+  int64_t spike_from = -1;      // losses are too large from this batch on, for a while
+  int64_t infinite_batch = -1;  // has an Inf in it
+  bool unsavable = false;       // a tensor of a type that no checkpoint holds
 };
 
 /// Learns the mean of drawn numbers. Draws its batches from LibTorch's default generator, and remembers how
@@ -27,13 +28,16 @@ class Numbers : public Task {
     ++taken_;
     if (taken_ == mishap_.in_batch) throw std::runtime_error("the batch cannot be read");
     batch_ = torch::randn({16, 4});
+    if (taken_ == mishap_.infinite_batch) batch_[3][2] = std::numeric_limits<float>::infinity();
     first_numbers.push_back(batch_[0][0].item<float>());
   }
   at::Tensor loss() override {
     ++remembered_;
     const bool spike =
         mishap_.spike_from >= 0 && taken_ >= mishap_.spike_from && taken_ < mishap_.spike_from + 80;
-    return (model_->forward(batch_) - 1).square().mean() * (spike ? 1e6 : 1);
+    const at::Tensor loss = (model_->forward(batch_ + carried_) - 1).square().mean() * (spike ? 1e6 : 1);
+    carried_.mul_(0.5).add_(0.01);  // in place, as a recurrent state may be
+    return loss;
   }
   Score evaluate(const MixedPrecision& precision) override {
     if (evaluations_++ == mishap_.in_evaluation) throw std::runtime_error("the held-out data cannot be read");
@@ -45,12 +49,14 @@ class Numbers : public Task {
     StateDict state;
     state.set("taken", taken_);
     state.set("remembered", remembered_);
+    state.set("carried", carried_);
     if (mishap_.unsavable) state.set("spectrum", torch::ones({2}, torch::kComplexDouble));
     return state;
   }
   void load_state_dict(const StateDict& saved) override {
     taken_ = saved.integer("taken");
     remembered_ = saved.integer("remembered");
+    carried_.copy_(saved.tensor("carried"));
   }
   void move_data_to(const StateDict& later) override { taken_ = later.integer("taken"); }
 
@@ -65,6 +71,7 @@ class Numbers : public Task {
     return torch::nn::Linear(4, 1);
   }();
   at::Tensor batch_;
+  at::Tensor carried_ = torch::zeros({4});
   int64_t taken_ = 0, remembered_ = 0, evaluations_ = 0;
 };
 
@@ -113,6 +120,35 @@ TEST_F(OwnTask, AnEvaluationThatFailsLeavesNoGapInTheLogAndIsDoneAfterTheResume)
     EXPECT_EQ(logged(name, "step"), (std::vector<int64_t>{1, 2, 3, 4, 5, 6, 7, 8})) << call;
     EXPECT_EQ(logged(name, "evaluation"), (std::vector<int64_t>{0, 4, 8})) << call;
   }
+}
+
+TEST_F(OwnTask, ASkippedStepIsTakenAgainToNameTheCulpritAndLeavesNoTrace) {
+  for (const std::string precision : {"bf16", "fp16"})
+    for (const int64_t accumulation : {1, 3}) {
+      json culprit;
+      for (const std::string traced : {"false", "true"}) {
+        Counter counter;
+        const std::string name = detail::concat(precision, "-", accumulation, "-", traced);
+        const ResolvedConfig config = own({"precision.compute=" + precision, "watch.trace_on_skip=" + traced,
+                                           detail::concat("train.accumulation=", accumulation)});
+        EXPECT_EQ(run_own(name, {.infinite_batch = 5}, config, counter).outcome, RunOutcome::Done);
+        trainer_.reset();
+        for (const json& record : log(name))
+          if (record["kind"] == "culprit") culprit = record;
+      }
+      ASSERT_FALSE(culprit.is_null()) << precision << accumulation;
+      EXPECT_EQ(culprit["step"], accumulation == 1 ? 5 : 2);
+      EXPECT_EQ(culprit["op"], "input");
+      EXPECT_EQ(culprit["precision_is_cause"], false);
+      const std::string name = detail::concat(precision, "-", accumulation, "-");
+      EXPECT_EQ(last_state(name + "true"), last_state(name + "false")) << name;
+      EXPECT_EQ(logged(name + "true", "culprit").size(), 1u);
+      const auto lines = log(name + "true");
+      const auto finding = std::ranges::find(lines, "finding", [](const json& line) { return line["kind"]; });
+      ASSERT_NE(finding, lines.end());
+      EXPECT_EQ((*finding)["code"], "nan-producer");
+      EXPECT_TRUE(logged(name + "false", "culprit").empty());
+    }
 }
 
 TEST_F(OwnTask, AStateThatNoCheckpointHoldsEndsTheRunByName) {

@@ -1,0 +1,164 @@
+// block_bench: how fast Halfstep computes the blocks that it has loops of its own for, and how exactly,
+// beside LibTorch's operations for the same. Alternately in one process; the median of each is reported.
+//
+//   block_bench [--rounds N] [--threads N] [--only TEXT]
+//
+// Prints JSON: by operation, direction and shape, milliseconds of both, their ratio with its quartiles over
+// the rounds, and the relative error of each result against FP64. Exits with 1 where a result is further from
+// FP64 than twice LibTorch's.
+#include "block_bench/block_bench.h"
+
+#include <halfstep/autocast.h>
+#include <halfstep/machine.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <ctime>
+#include <nlohmann/json.hpp>
+
+#include "support/program.h"
+#include "support/statistics.h"
+
+namespace bench {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+at::Tensor in_scope(const Block& block, const Tensors& inputs) {
+  const halfstep::AutocastScope scope(at::kBFloat16, halfstep::OpPolicy::standard(),
+                                      {.allow_emulated = true});
+  return block.ours(inputs);
+}
+
+Tensors leaves_of(const Tensors& inputs) {
+  Tensors leaves;
+  for (const at::Tensor& input : inputs)
+    if (input.requires_grad()) leaves.push_back(input);
+  return leaves;
+}
+
+Tensors in_fp64(const Tensors& inputs) {
+  Tensors copies;
+  for (const at::Tensor& input : inputs) {
+    const bool casts = input.is_floating_point();
+    copies.push_back(casts ? input.detach().to(at::kDouble).requires_grad_(input.requires_grad()) : input);
+  }
+  return copies;
+}
+
+double seconds_on(clockid_t clock) {
+  timespec now{};
+  clock_gettime(clock, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+/// Of one thread the processor's time, which other programs on the machine disturb less.
+double milliseconds(const std::function<Tensors()>& run) {
+  const clockid_t clock = at::get_num_threads() == 1 ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC;
+  const double begin = seconds_on(clock);
+  run();
+  return 1e3 * (seconds_on(clock) - begin);
+}
+
+Json errors(const Tensors& found, const Tensors& exact) {
+  Json json = Json::array();
+  for (std::size_t i = 0; i < found.size(); ++i)
+    json.push_back(((found[i].to(at::kDouble) - exact[i]).norm() / exact[i].norm()).item<double>());
+  return json;
+}
+
+/// Before anything is timed: half a unit of BF16 is allowed where LibTorch happens to be exact.
+bool are_close_enough(const Json& ours, const Json& libtorch) {
+  for (std::size_t i = 0; i < ours.size(); ++i)
+    if (!(ours[i].get<double>() <= std::max(2 * libtorch[i].get<double>(), 0x1p-9))) return false;
+  return true;
+}
+
+Json measured(const BlockCase& each, int rounds) {
+  const Tensors exact = each.exact();
+  Json json{{"error", errors(each.ours(), exact)}, {"libtorch_error", errors(each.libtorch(), exact)}};
+  if (!are_close_enough(json["error"], json["libtorch_error"])) return json;
+  std::vector<double> ours, libtorch;
+  for (int round = 0; round < rounds; ++round) {
+    ours.push_back(milliseconds(each.ours));
+    libtorch.push_back(milliseconds(each.libtorch));
+  }
+  json["milliseconds"] = median(ours);
+  json["libtorch_milliseconds"] = median(libtorch);
+  json["times_as_fast"] = median(libtorch) / median(ours);
+  std::vector<double> ratios;
+  for (std::size_t i = 0; i < ours.size(); ++i) ratios.push_back(libtorch[i] / ours[i]);
+  std::sort(ratios.begin(), ratios.end());
+  json["times_as_fast_quartiles"] = {ratios[ratios.size() / 4], ratios[ratios.size() * 3 / 4]};
+  return json;
+}
+
+int run(int argc, char** argv) {
+  CLI::App app("Halfstep's own blocks beside LibTorch's operations.");
+  int rounds = 9, threads = 1;
+  std::string only;
+  app.add_option("--rounds", rounds, "of each, alternately")->check(CLI::PositiveNumber);
+  app.add_option("--threads", threads)->check(CLI::PositiveNumber);
+  app.add_option("--only", only, "cases whose name contains this text");
+  CLI11_PARSE(app, argc, argv);
+  at::set_num_threads(threads);
+  at::manual_seed(1);
+
+  Json cases;
+  bool all_right = true;
+  for (const auto& blocks : {attention_blocks(), elementwise_blocks()})
+    for (const Block& block : blocks)
+      for (const BlockCase& each : cases_of(block)) {
+        if (each.key.find(only) == std::string::npos) continue;
+        cases[each.key] = measured(each, rounds);
+        if (!cases[each.key].contains("times_as_fast")) {
+          std::fprintf(stderr, "%s: is wrong: %s\n", each.key.c_str(), cases[each.key].dump().c_str());
+          all_right = false;
+          continue;
+        }
+        std::fprintf(stderr, "%s: %.1f times as fast\n", each.key.c_str(),
+                     cases[each.key]["times_as_fast"].get<double>());
+      }
+  const Json found{
+      {"kernels", halfstep::inspect_machine().cpu.kernels}, {"threads", threads}, {"cases", cases}};
+  std::printf("%s\n", found.dump(2).c_str());
+  return all_right ? 0 : 1;
+}
+
+}  // namespace
+
+std::vector<BlockCase> cases_of(const Block& block) {
+  using Run = std::function<at::Tensor(const Tensors&)>;
+  const Run ours = [block](const Tensors& inputs) { return in_scope(block, inputs); };
+  const at::Tensor like = block.libtorch(block.inputs);
+  const at::Tensor grad = at::randn(like.sizes(), at::kDouble);
+
+  const auto forward = [](const Run& run, const Tensors& inputs) {
+    return [=] { return Tensors{run(inputs).detach()}; };
+  };
+  // The graph is made once; only going back through it is timed.
+  const auto backward = [&](const Run& run, const Tensors& inputs) -> std::function<Tensors()> {
+    return [run, leaves = leaves_of(inputs), inputs, grad = grad, output = at::Tensor()]() mutable {
+      if (!output.defined()) {
+        output = run(inputs);
+        grad = grad.to(output.scalar_type());
+      }
+      return torch::autograd::grad({output}, leaves, {grad}, /*retain_graph=*/true);
+    };
+  };
+  const Tensors exact = in_fp64(block.inputs);
+  return {{.key = block.name + " forward " + block.shape,
+           .ours = forward(ours, block.inputs),
+           .libtorch = forward(block.libtorch, block.inputs),
+           .exact = forward(block.exact, exact)},
+          {.key = block.name + " backward " + block.shape,
+           .ours = backward(ours, block.inputs),
+           .libtorch = backward(block.libtorch, block.inputs),
+           .exact = backward(block.exact, exact)}};
+}
+
+}  // namespace bench
+
+int main(int argc, char** argv) { return bench::exit_code_of(bench::run, argc, argv); }

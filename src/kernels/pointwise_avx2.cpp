@@ -1,0 +1,7 @@
+#include "kernels/pointwise_loops.h"
+
+namespace halfstep {
+
+constinit const PointwiseLoops kAvx2Pointwise = kLoops;
+
+}  // namespace halfstep

@@ -1,0 +1,288 @@
+#include <halfstep/probe.h>
+
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/record_function.h>
+#include <halfstep/error.h>
+#include <halfstep/formats.h>
+
+#include <algorithm>
+#include <bit>
+#include <exception>
+#include <limits>
+#include <map>
+#include <mutex>
+#include <unordered_map>
+
+#include "diagnose/aside.h"
+#include "diagnose/step_observer.h"
+#include "kernels/statistics.h"
+#include "tensor/dense.h"
+
+namespace halfstep {
+namespace {
+
+/// Of logits: a mask is -Inf, or a number as low as its type has, and softmax makes 0 of either. Here all are
+/// -Inf, which is no magnitude.
+at::Tensor without_mask(const at::Tensor& logits) {
+  if (!logits.defined() || !logits.is_floating_point()) return logits;
+  constexpr double kMask = -traits(Format::FP16).max / 2;
+  const diagnose::Aside aside;
+  return logits.detach().masked_fill(logits <= kMask, -std::numeric_limits<double>::infinity());
+}
+
+}  // namespace
+
+TensorStats statistics_of(const at::Tensor& tensor) {
+  HALFSTEP_CHECK(tensor.defined(), "statistics_of: the tensor is undefined.");
+  const diagnose::Aside aside;
+  at::Tensor values = tensor.detach();
+  if (values.scalar_type() == at::kDouble) values = values.to(at::kFloat);
+  const auto format = training_format(values.scalar_type());
+  HALFSTEP_CHECK(format && values.layout() == at::kStrided, "statistics_of: a tensor of type ",
+                 tensor.scalar_type(), ". Give a dense one of FP64, FP32, BF16 or FP16.");
+  values = values.cpu().contiguous();
+  constexpr int64_t kLeastPart = 1 << 16;
+  const auto* const bytes = static_cast<const std::byte*>(values.const_data_ptr());
+  const auto element_bytes = static_cast<int64_t>(values.element_size());
+  TensorStats all;
+  std::mutex mutex;
+  at::parallel_for(0, values.numel(), kLeastPart, [&](int64_t begin, int64_t end) {
+    TensorStats part;
+    add_statistics(*format, bytes + begin * element_bytes, static_cast<std::size_t>(end - begin), part);
+    const std::lock_guard lock(mutex);
+    all.merge(part);
+  });
+  return all;
+}
+
+struct Probe::State final : StepObserver, std::enable_shared_from_this<Probe::State> {
+  ProbeOptions options;
+  int64_t step = 1;
+  std::vector<ProbeRecord> records;
+  std::size_t complete = 0;                             // of them are of steps that are over
+  std::unordered_map<const void*, std::string> layers;  // of parameters and of their memory
+  std::map<std::string, TensorStats> activations;       // of this step's micro-batches
+  std::vector<at::Tensor> before;                       // the weights, for the update
+  std::string last_layer;
+
+  /// From 40 looks on half as often, and again whenever their number has doubled: a run of weeks has some
+  /// hundred.
+  bool samples() const {
+    if (step == 1) return true;
+    if (step % options.every != 0) return false;
+    int64_t stride = 1;
+    while (step / options.every > 40 * stride) stride *= 2;
+    return step / options.every % stride == 0;
+  }
+
+  void add(const std::string& role, const std::string& name, const TensorStats& stats) {
+    records.push_back({.step = step, .seconds = 0, .role = role, .name = name, .stats = stats});
+  }
+
+  /// Sees operations of this thread until it ends. The Probe may end before.
+  class Watching {
+   public:
+    explicit Watching(std::shared_ptr<State> state)
+        : state_(std::move(state)),
+          before_(state_->activations),
+          exceptions_(std::uncaught_exceptions()),
+          outer_(std::exchange(current(), this)) {
+      // One callback for all that are inside one another, or each operation would be seen several times.
+      if (outer_) return;
+      handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback(&begin, &end)
+                                               .needsInputs(true)
+                                               .needsOutputs(true)
+                                               .scopes({at::RecordScope::FUNCTION}));
+    }
+    ~Watching() {
+      if (!outer_) at::removeCallback(handle_);
+      current() = outer_;
+      // A forward that threw, or was an evaluation, is no part of a step.
+      if (!has_gradients_ || std::uncaught_exceptions() > exceptions_)
+        state_->activations = std::move(before_);
+    }
+    Watching(const Watching&) = delete;
+    Watching& operator=(const Watching&) = delete;
+
+   private:
+    /// A call that is given a layer's weight, or a softmax, whose layer is empty; those inside it are its own
+    /// business.
+    struct Call final : at::ObserverContext {
+      std::string layer;
+    };
+    static Watching*& current() {
+      static thread_local Watching* watching = nullptr;
+      return watching;
+    }
+    static bool& inside() {
+      static thread_local bool is_inside = false;
+      return is_inside;
+    }
+
+    static std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& call) {
+      if (!current() || inside()) return nullptr;
+      State* const state = current()->state_.get();
+      const std::string_view name = call.name();
+      const bool is_softmax =
+          name == "aten::softmax" || name == "aten::_softmax" || name == "aten::log_softmax";
+      if (is_softmax && !call.inputs().empty() && call.inputs()[0].isTensor()) {
+        state->see_activation(
+            (state->last_layer.empty() ? "the input" : state->last_layer).append(ProbeRecord::kLogitsAfter),
+            without_mask(call.inputs()[0].toTensor()));
+        inside() = true;  // softmax calls _softmax with the same logits
+        return std::make_unique<Call>();
+      }
+      for (const c10::IValue& input : call.inputs()) {
+        if (!input.isTensor() || !input.toTensor().defined()) continue;
+        current()->has_gradients_ |= at::GradMode::is_enabled() && input.toTensor().requires_grad();
+        const std::string* const layer = state->layer_of(input.toTensor());
+        if (!layer) continue;
+        auto frame = std::make_unique<Call>();
+        frame->layer = state->last_layer = *layer;
+        inside() = true;
+        return frame;
+      }
+      return nullptr;
+    }
+    static void end(const at::RecordFunction& call, at::ObserverContext* context) {
+      if (!context) return;
+      inside() = false;
+      for (const c10::IValue& output : call.outputs())
+        if (output.isTensor() && current())
+          current()->state_->see_activation(static_cast<Call*>(context)->layer, output.toTensor());
+    }
+
+    std::shared_ptr<State> state_;
+    std::map<std::string, TensorStats> before_;
+    int exceptions_;
+    bool has_gradients_ = false;
+    Watching* outer_;
+    at::CallbackHandle handle_{};
+  };
+
+  void see_activation(const std::string& layer, const at::Tensor& tensor) {
+    if (!tensor.defined() || tensor.numel() == 0 || !training_format(tensor.scalar_type())) return;
+    if (layer.empty() || layer_of(tensor)) return;  // a weight that is transposed is no activation
+    activations[layer].merge(statistics_of(tensor));
+  }
+
+  const std::string* layer_of(const at::Tensor& tensor) const {
+    auto found = layers.find(tensor.unsafeGetTensorImpl());
+    if (found == layers.end() && tensor.has_storage())
+      found = layers.find(tensor.storage().unsafeGetStorageImpl());
+    return found == layers.end() ? nullptr : &found->second;
+  }
+
+  std::shared_ptr<void> begin_forward(const std::vector<Param>& params) override {
+    if (!samples() || !options.activations || !at::GradMode::is_enabled()) return nullptr;
+    last_layer.clear();
+    layers.clear();
+    for (const Param& param : params) {
+      const std::size_t dot = param.name.rfind('.');
+      const std::string layer = dot == param.name.npos ? param.name : param.name.substr(0, dot);
+      layers.emplace(param.working.unsafeGetTensorImpl(), layer);
+      if (param.working.has_storage() && param.working.storage().nbytes() > 0)
+        layers.emplace(param.working.storage().unsafeGetStorageImpl(), layer);
+    }
+    return std::make_shared<Watching>(shared_from_this());
+  }
+
+  void see_gradients(const std::vector<Param>& params) override {
+    if (!samples()) return;
+    before.clear();
+    for (auto& [name, stats] : activations) add("activation", name, stats);
+    activations.clear();
+    for (const Param& param : params) {
+      const at::Tensor& grad = param.working.grad();
+      if (grad.defined() && training_format(grad.scalar_type()))
+        add("gradient", param.name, statistics_of(grad));
+      before.push_back(full_precision(param));
+    }
+  }
+
+  void end_step(const std::vector<Param>& params) override {
+    if (samples() && before.size() == params.size()) {
+      const diagnose::Aside aside;
+      for (std::size_t i = 0; i < params.size(); ++i) {
+        const at::Tensor after = full_precision(params[i]);
+        add("weight", params[i].name, statistics_of(after));
+        add("update", params[i].name, statistics_of(after - before[i]));
+      }
+    }
+    before.clear();
+    activations.clear();
+    complete = records.size();
+    ++step;
+  }
+
+  void drop_step() override {
+    before.clear();
+    activations.clear();
+    records.resize(complete);
+  }
+};
+
+Probe::Probe(MixedPrecision& mp, ProbeOptions options) : state_(std::make_shared<State>()) {
+  HALFSTEP_CHECK(options.every >= 1, "Probe: every is ", options.every, ", expected 1 or more.");
+  state_->options = options;
+  mp.set_observer(state_);
+}
+
+Probe::~Probe() = default;
+
+void Probe::set_step(int64_t number) {
+  state_->step = number;
+  state_->activations.clear();  // of a forward that was no step's
+}
+
+std::vector<ProbeRecord> Probe::take() {
+  state_->complete = 0;
+  return std::exchange(state_->records, {});
+}
+
+std::vector<ProbeRecord> merged_over_ranks(std::vector<ProbeRecord> records, const Ranks& ranks, bool parts) {
+  if (ranks.size() == 1 || records.empty()) return records;
+  // What all ranks have alike is not added up.
+  std::vector<TensorStats*> summed;
+  for (ProbeRecord& record : records)
+    if (parts || record.role == "activation") summed.push_back(&record.stats);
+  const auto count = static_cast<int64_t>(summed.size());
+  constexpr int64_t kFractions = 6;
+  constexpr int64_t kNumbers = 4 + 256 + 23 + kFractions * TensorStats::kBinades + 5;
+  const at::Tensor counts = at::zeros({count, kNumbers}, at::kLong), sums = at::zeros({count}, at::kDouble),
+                   largest = at::zeros({count}, at::kLong);
+  const auto each_count = [](TensorStats& stats, auto&& visit) {
+    for (int64_t* number : {&stats.count, &stats.zeros, &stats.nans, &stats.infinities}) visit(*number);
+    for (int64_t& number : stats.exponents) visit(number);
+    for (int64_t& number : stats.subnormals) visit(number);
+    for (FractionCounts& part : stats.fractions)
+      for (int64_t* number :
+           {&part.powers_of_two, &part.ones_1, &part.ones_2, &part.ones_3, &part.ones_7, &part.ones_10})
+        visit(*number);
+    for (int64_t& number : stats.saturated) visit(number);
+  };
+  for (int64_t i = 0; i < count; ++i) {
+    TensorStats& stats = *summed[static_cast<std::size_t>(i)];
+    int64_t* place = counts.mutable_data_ptr<int64_t>() + i * kNumbers;
+    each_count(stats, [&](int64_t number) { *place++ = number; });
+    sums.mutable_data_ptr<double>()[i] = stats.sum;
+    // Of numbers that are not negative, the larger one has the larger bits.
+    largest.mutable_data_ptr<int64_t>()[i] = std::bit_cast<std::int32_t>(stats.amax);
+  }
+  ranks.sum(counts);
+  ranks.sum(sums);
+  ranks.largest(largest);
+  for (int64_t i = 0; i < count; ++i) {
+    TensorStats& stats = *summed[static_cast<std::size_t>(i)];
+    const int64_t* place = counts.const_data_ptr<int64_t>() + i * kNumbers;
+    each_count(stats, [&](int64_t& number) { number = *place++; });
+    stats.sum = sums.const_data_ptr<double>()[i];
+    stats.amax = std::bit_cast<float>(static_cast<std::int32_t>(largest.const_data_ptr<int64_t>()[i]));
+  }
+  return records;
+}
+
+}  // namespace halfstep
