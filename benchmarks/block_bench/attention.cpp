@@ -16,6 +16,12 @@ std::string text_of(const Shape& shape) {
          std::to_string(shape.length) + "," + std::to_string(shape.head_size);
 }
 
+/// Of one product of queries and keys that see each other, or of as many probabilities with values.
+double operations_of_a_product(const Shape& shape) {
+  const auto length = static_cast<double>(shape.length);
+  return 2.0 * static_cast<double>(shape.batch * shape.heads * shape.head_size) * length * (length + 1) / 2;
+}
+
 at::Tensor attention(const Tensors& inputs) {
   return at::scaled_dot_product_attention(inputs[0], inputs[1], inputs[2], /*attn_mask=*/{}, /*dropout_p=*/0,
                                           /*is_causal=*/true, /*scale=*/std::nullopt, /*enable_gqa=*/true);
@@ -38,7 +44,10 @@ std::vector<Block> attention_blocks() {
                       .inputs = {heads(shape.heads), heads(shape.key_heads), heads(shape.key_heads)},
                       .ours = attention,
                       .libtorch = attention,
-                      .exact = attention});
+                      .exact = attention,
+                      // Scores and output; backward makes scores again, and four gradients.
+                      .forward_operations = 2 * operations_of_a_product(shape),
+                      .backward_operations = 5 * operations_of_a_product(shape)});
   }
   return blocks;
 }

@@ -16,6 +16,7 @@ struct BlockCase {
   std::string key;  // "attention backward 4,9/3,512,64": the operation, the direction, the shape
   std::function<Tensors()> ours, libtorch;
   std::function<Tensors()> exact;  // the same results in FP64; run once
+  double operations = 0;           // multiplications and additions of its products; 0 where there are none
 };
 
 /// A block as a function of its inputs, forward and backward. `ours` is called inside a BF16 AutocastScope,
@@ -25,6 +26,7 @@ struct Block {
   std::string name, shape;
   Tensors inputs;
   std::function<at::Tensor(const Tensors& inputs)> ours, libtorch, exact;
+  double forward_operations = 0, backward_operations = 0;  // as BlockCase has them
 };
 
 /// Two cases, "<name> forward <shape>" and "<name> backward <shape>".

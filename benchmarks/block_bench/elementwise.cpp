@@ -1,4 +1,5 @@
-// SwiGLU and rotary positions of BF16 tensors, at the shapes of SmolLM2-135M over four texts of 512 tokens.
+// SwiGLU and rotary positions of BF16 tensors, at the shapes of SmolLM2-135M over four texts of 512 tokens,
+// and GELU by tanh at those of GPT-2 small over as many.
 #include <halfstep/functions.h>
 
 #include "block_bench/block_bench.h"
@@ -19,6 +20,16 @@ Block swiglu_block() {
           .ours = [](const Tensors& inputs) { return halfstep::swiglu(inputs[0], inputs[1]); },
           .libtorch = chain,
           .exact = chain};
+}
+
+Block gelu_block() {
+  const auto by_tanh = [](const Tensors& inputs) { return at::gelu(inputs[0], "tanh"); };
+  return {.name = "gelu",
+          .shape = "4,512,3072",
+          .inputs = {low_leaf({kBatch, kLength, 3072}).requires_grad_()},
+          .ours = by_tanh,
+          .libtorch = by_tanh,
+          .exact = by_tanh};
 }
 
 Block rotary_block(int64_t heads) {
@@ -42,6 +53,8 @@ Block rotary_block(int64_t heads) {
 
 }  // namespace
 
-std::vector<Block> elementwise_blocks() { return {rotary_block(9), rotary_block(3), swiglu_block()}; }
+std::vector<Block> elementwise_blocks() {
+  return {rotary_block(9), rotary_block(3), swiglu_block(), gelu_block()};
+}
 
 }  // namespace bench

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <memory>
 #include <optional>
+#include <string_view>
 
 namespace halfstep {
 
@@ -21,6 +22,11 @@ class QuantSession;  // Halfstep's own: the layers of a recipe
 /// the CPU's. `compute` is FP32, BF16 or FP16; anything else is an Error. The machine is looked at once a
 /// process.
 [[nodiscard]] HALFSTEP_API const PrecisionSupport& precision_support(c10::ScalarType compute);
+
+/// What a scope of type `low` with OpPolicy::standard() does with an operation on the CPU of this machine:
+/// the rule of its row, or OpRule::Fp32 where the processor has no instructions for the type and the
+/// operation would only become slower by it. `op` is the full name of a row.
+[[nodiscard]] HALFSTEP_API OpRule rule_on_this_cpu(std::string_view op, c10::ScalarType low);
 
 /// What an AutocastScope does besides casting.
 struct AutocastOptions {
@@ -43,10 +49,13 @@ struct AutocastOptions {
   /// it does nothing; inside `CompressedActivations` it works on the compressed input.
   bool repeat_outputs = true;
 
-  /// Products and convolutions on the CPU in FP32: operands and result are rounded to the scope's type as
-  /// they are without it, sums are the FP32 operation's. Backward keeps the low operands either way. Left
-  /// empty, it is done where the processor has no instructions for the type, because LibTorch's own
-  /// operations are many times slower there; `false` asks for those.
+  /// How the CPU computes products and convolutions. `true`: in FP32, of operands that are rounded to the
+  /// scope's type, with one rounding of the result; backward keeps the low operands. `false`: by LibTorch's
+  /// low operations, which are many times slower where the processor has no instructions for the type.
+  ///
+  /// Left empty, it is `false` where the processor has them. Where it has not, products are as with `true`,
+  /// and convolutions and recurrent layers stay in FP32, as rule_on_this_cpu() tells: no rounding would make
+  /// them faster. For the numbers of another machine set it to `true`.
   std::optional<bool> products_in_fp32{};
 };
 

@@ -19,7 +19,9 @@ struct RunSetup {
   std::string compute = "fp32";  ///< a word of precision.compute: "fp16", "fp8-delayed"
   double loss_scale_floor = 0x1p-24;
   int64_t ranks = 1;
-  int64_t summed_parts = 1;       ///< how many parts of a step's gradients are added in `sum_type`
+  /// How many parts of a step's gradients are added in `sum_type`. A Probe's records tell it of what autograd
+  /// adds.
+  int64_t summed_parts = 1;
   std::string sum_type = "fp32";  ///< "fp32", "bf16" or "fp16"
 };
 

@@ -104,8 +104,9 @@ struct NamedParameter {
 
 /// Of the values that a recipe quantised: shares from 0 to 1.
 struct QuantisedShares {
-  double saturated = 0;  ///< held at the format's max
-  double vanished = 0;   ///< not zero, and zero as a code
+  double saturated = 0;                           ///< held at the format's max
+  double vanished = 0;                            ///< not zero, and zero as a code
+  std::string most_saturated{}, most_vanished{};  ///< the weight of whose layer it is the largest share
 };
 
 /// Of one call of MixedPrecision::backward.
@@ -221,6 +222,7 @@ class HALFSTEP_API MixedPrecision {
   const Precision& precision() const;
   const Ranks& ranks() const;              ///< those that were given
   const RankReduction& reduction() const;  ///< too
+  Accumulation accumulation() const;       ///< too
   /// The one that was asked for; None in one process.
   Sharding sharding() const;
   /// What the recipe does with each weight of two dimensions; nothing without a recipe.

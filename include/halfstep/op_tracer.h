@@ -50,8 +50,11 @@ class HALFSTEP_API OpTracer {
   /// a relu, is harmless. `op` is as LibTorch names it; where no operation made the numbers, "weight" or
   /// "input" for what was not finite from the start, the name of the autograd function or "gradient" for what
   /// came out of code that calls no operation. `layer` is that of the
-  /// weight which it was given, or the last before it: "after layers.0.up". Step, seconds and rank are the
-  /// caller's to fill in.
+  /// weight which it was given, or the last before it: "after layers.0.up". In backward it is the layer of
+  /// the operation whose derivative is taken; a sum of several gradients is of the one that gave the last of
+  /// them, and the sum in a leaf's gradient of the leaf. `direction` is "backward" from the first gradient
+  /// on, the 1 that a backward begins with; the loss scale is multiplied in forward. Step, seconds and rank
+  /// are the caller's to fill in.
   std::optional<CulpritRecord> culprit(const at::Tensor& loss) const;
   /// All that made such numbers, in order, also those whose numbers went nowhere.
   std::vector<CulpritRecord> producers() const;

@@ -19,7 +19,9 @@ namespace halfstep {
 [[nodiscard]] HALFSTEP_API TensorStats statistics_of(const at::Tensor& tensor);
 
 /// As the statistics of all ranks' tensors: outputs of layers, which each rank has of its own batches, and
-/// with `parts` all others too, of which each has a part. All ranks call it, with records of the same names.
+/// with `parts` all others too, of which each has a part. All ranks call it, whatever records each has: a
+/// layer that the batches of some went past is in the result of all. It exchanges something in each call, and
+/// so belongs behind steps that Probe::looks_at.
 [[nodiscard]] HALFSTEP_API std::vector<ProbeRecord> merged_over_ranks(std::vector<ProbeRecord> records,
                                                                       const Ranks& ranks, bool parts);
 
@@ -33,13 +35,17 @@ struct ProbeOptions {
 /// Gathers statistics of the tensors of some steps: of each layer's output and of what a softmax is given,
 /// where a mask counts as -Inf (role "activation"), of each parameter's gradient with its loss scale
 /// ("gradient"), of the weights ("weight") and of what the optimizer added to them ("update"). Steps in
-/// between cost nothing; a step that is looked at keeps a copy of the weights while it is updated.
+/// between cost nothing; a step that is looked at keeps a copy of the weights while it is updated, and on an
+/// accelerator waits once for each tensor that it counts.
 ///
 ///     halfstep::Probe probe(step.mixed_precision(), {.every = 50});
 ///     for (const auto& batch : batches) {
 ///       const auto report = step([&] { return loss_of(model, batch); });
 ///       for (const auto& record : probe.take()) log.probe(record);
 ///     }
+///
+/// Where a loop calls loss.backward() itself, so that autograd adds the gradients of several micro-batches in
+/// their own 16 bits, records of gradients say how many forwards they are of.
 ///
 /// A layer's output is what the operation puts out that is given its weight. A forward that throws, one
 /// without gradients, and a step that mp.zero_grad() starts again leave nothing. A MixedPrecision has one
@@ -54,6 +60,8 @@ class HALFSTEP_API Probe {
 
   /// The number of the step that is next; 1 before the first.
   void set_step(int64_t number);
+  /// Whether the step of this number is one that it looks at; the same on all ranks.
+  bool looks_at(int64_t number) const;
   /// Of the steps that were looked at since the last call. `seconds` is the caller's to fill in.
   [[nodiscard]] std::vector<ProbeRecord> take();
 

@@ -147,6 +147,8 @@ class HALFSTEP_API MeetingPlace {
   std::optional<LostRank> lost(int attempt = 0) const;
   /// Ranks that others have waited for in vain, where nobody announced why.
   std::vector<int> unanswering(int attempt = 0) const;
+  /// Whether a rank's Ranks::from_environment has come here: it then hears by itself of one that is lost.
+  bool has_joined(int rank, int attempt = 0) const;
   /// A rank has come to its end, with nothing wrong: others that still need it can say so.
   void announce_end(int rank, int attempt = 0);
 

@@ -21,6 +21,7 @@ struct RunHeader {
   std::string configuration;  ///< the whole text, such that the run can be made again from it
   std::vector<std::pair<std::string, std::string>> machine;  ///< name and value: "cpu", "threads", "torch"
   std::string unit = "tokens";                               ///< what StepRecord::items counts
+  int64_t ranks = 1;                                         ///< processes that train together
 };
 
 /// Where the time of a step went, in seconds.
@@ -62,8 +63,12 @@ struct StepRecord {
   std::optional<double> stalled_share{};    ///< of the updates: too small to move the weights, 0 to 1
   std::optional<double> saturated_share{};  ///< of what a recipe quantised: held at the format's max, 0 to 1
   std::optional<double> vanished_share{};   ///< of what a recipe quantised: became 0, 0 to 1
+  std::string stalled_most{};               ///< the parameter that lost most updates; empty if none did
+  std::string saturated_most{};  ///< the weight whose layer has the largest share; empty if none has any
+  std::string vanished_most{};   ///< too
   std::optional<double> share_of_peak{};    ///< of the machine's arithmetic, 0 to 1
   std::optional<double> evaluation_loss{};  ///< if the model was evaluated after this step
+  std::vector<double> rank_losses{};  ///< by rank, each of its own batches, where a Probe looks at ranks
   PhaseSeconds phases{};
   std::optional<MemoryRecord> memory{};
 };
@@ -101,6 +106,10 @@ struct ProbeRecord {
   std::string role{};  ///< "weight", "activation", "gradient" (with its loss scale), "update"
   std::string name{};  ///< of the layer or parameter; of what a softmax is given, with kLogitsAfter behind it
   TensorStats stats{};
+  /// Of a gradient that autograd added up in 16 bits: how many forwards of this step it is of, and "bf16" or
+  /// "fp16".
+  int64_t summed_parts = 1;
+  std::string sum_type{};
 
   static constexpr std::string_view kLogitsAfter = ", logits after it";  ///< "h.0.attn, logits after it"
 };
@@ -126,8 +135,10 @@ struct ShadowRecord {
 struct CulpritRecord {
   int64_t step = 0;
   double seconds = 0.0;
-  int64_t rank = 0;
-  std::string op{};                   ///< "addmm"; "weight", "input" or "gradient" where none made them
+  int64_t rank = 0;                   ///< the first where there was one
+  std::vector<int64_t> ranks{};       ///< all where there was one; empty where nobody knows, or they had none
+  std::string op{};                   ///< "addmm"; "weight", "input" or "gradient" where none made them;
+                                      ///< kSumOfBatches and kSumOverRanks where all parts were finite
   std::string inside{};               ///< the call that it was a part of: "linear"
   std::string layer{};                ///< "layers.0.up", or "after layers.0.up"
   std::string direction{};            ///< "forward", "backward"
@@ -136,6 +147,10 @@ struct CulpritRecord {
   bool precision_is_cause = false;    ///< FP32 holds what the same operation gives in FP64
   std::string verdict{};              ///< the same as a sentence
   int64_t propagated = 0;             ///< later operations that passed the numbers on
+
+  /// `layer` is then the parameter whose gradients were added.
+  static constexpr std::string_view kSumOfBatches = "sum of micro-batches", kSumOverRanks = "sum over ranks";
+  bool is_sum() const { return op == kSumOfBatches || op == kSumOverRanks; }
 };
 
 /// How bad a finding is.

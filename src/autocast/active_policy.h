@@ -18,6 +18,7 @@ struct ActivePolicy {
   bool repeat_upcasts;  // AutocastOptions says what these two are for
   bool repeat_outputs;
   bool products_in_fp32;                  // on the CPU
+  bool fp32_without_instructions;         // convolutions and recurrent layers on the CPU
   std::shared_ptr<QuantSession> quant{};  // null without a recipe
 };
 

@@ -10,7 +10,7 @@
 #include "autocast/active_policy.h"
 #include "autocast/repeated_outputs.h"
 #include "autocast/type_gate.h"
-#include "base/cpu_features.h"
+#include "autocast/without_instructions.h"
 
 namespace halfstep {
 namespace {
@@ -22,11 +22,6 @@ struct PolicyInfo final : c10::DebugInfoBase {
   explicit PolicyInfo(std::optional<ActivePolicy> policy) : policy(std::move(policy)) {}
   std::optional<ActivePolicy> policy;
 };
-
-bool cpu_has_products_of(c10::ScalarType low) {
-  const CpuFeatures& cpu = cpu_features();
-  return low == c10::ScalarType::BFloat16 ? cpu.avx512_bf16 || cpu.amx_bf16 : cpu.avx512_fp16;
-}
 
 std::shared_ptr<c10::DebugInfoBase> checked_policy(c10::ScalarType low, OpPolicy policy,
                                                    const AutocastOptions& options,
@@ -41,6 +36,7 @@ std::shared_ptr<c10::DebugInfoBase> checked_policy(c10::ScalarType low, OpPolicy
                    .repeat_upcasts = options.repeat_upcasts,
                    .repeat_outputs = options.repeat_outputs,
                    .products_in_fp32 = options.products_in_fp32.value_or(!cpu_has_products_of(low)),
+                   .fp32_without_instructions = !options.products_in_fp32 && !cpu_has_products_of(low),
                    .quant = std::move(recipe)});
 }
 

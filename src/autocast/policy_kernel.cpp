@@ -15,7 +15,7 @@
 #include "autocast/active_policy.h"
 #include "autocast/argument_casts.h"
 #include "autocast/repeated_outputs.h"
-#include "base/cpu_features.h"
+#include "autocast/without_instructions.h"
 #include "ops/own_ops.h"
 
 namespace halfstep {
@@ -25,14 +25,6 @@ using Stack = torch::jit::Stack;
 
 c10::DispatchKey autocast_key(at::DeviceType device) {
   return at::autocast::get_autocast_dispatch_key_from_device_type(device);
-}
-
-/// A sum of products, rounded once: what is inside has no roundings of its own to keep.
-bool is_one_product(std::string_view op) {
-  constexpr std::string_view kProducts[] = {"addbmm", "addmm",  "addmv", "baddbmm", "bmm",
-                                            "linear", "matmul", "mm",    "mv"};
-  return std::ranges::find(kProducts, op) != std::end(kProducts) ||
-         (op.find("conv") != op.npos && !op.starts_with("cudnn"));
 }
 
 constexpr int kNone = -1;
@@ -94,7 +86,7 @@ class PolicyKernel final : public c10::OperatorKernel {
         is_binary_cross_entropy_(op_table()[row].op == "binary_cross_entropy"),
         is_cheap_to_repeat_(is_cheap_to_repeat(op_table()[row].op)),
         is_one_product_(device == at::kCPU && is_one_product(op_table()[row].op)),
-        is_convolution_(op_table()[row].op.find("conv") != std::string_view::npos),
+        is_convolution_(device == at::kCPU && is_convolution(op_table()[row].op)),
         own_(own),
         statistics_(op.schema()) {
     if (op.hasKernelForDispatchKey(autocast_key(device))) {
@@ -182,6 +174,7 @@ class PolicyKernel final : public c10::OperatorKernel {
     const FloatingArguments floats = floating_arguments(given, device_);
     refuse_unscaled(op, floats, low);
     if (floats.any_fp64) return op.redispatchBoxed(keys & keys_below_, stack);
+    if (active_policy()->fp32_without_instructions) return run_cast(op, keys, stack, at::kFloat);
     if (lstm_state_ != kNone && is_for_lstm_kernel(given)) {
       // To LibTorch's kernel, whose row casts the weights; for FP16 input it would not be taken.
       if (!lstm_kernel_takes(low)) return run_cast(op, keys, stack, at::kFloat);
@@ -224,13 +217,11 @@ class PolicyKernel final : public c10::OperatorKernel {
     return sizes.numel() > 0 && sizes[0].item<int64_t>() == sizes[-1].item<int64_t>();  // they descend
   }
 
-  /// oneDNN trains in BF16 where it has these instructions, and in FP16 nowhere.
-  static bool lstm_kernel_takes(at::ScalarType low) { return low == at::kBFloat16 && cpu_features().avx512; }
-
   /// Everything low but c, which the kernel takes in FP32 beside low tensors.
   void run_lstm_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack,
                        at::ScalarType low) const {
-    if (!lstm_kernel_takes(low)) return run_cast(op, keys, stack, at::kFloat);
+    if (!lstm_kernel_takes(low) || active_policy()->fp32_without_instructions)
+      return run_cast(op, keys, stack, at::kFloat);
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(autocast_key(device_));
     constexpr std::size_t kC = 6;  // after input, four weights and h
     cast_arguments_(arguments(stack).first(kC), device_, low);
@@ -246,6 +237,8 @@ class PolicyKernel final : public c10::OperatorKernel {
     // mixture.
     if (floats.any_fp64) return op.redispatchBoxed(keys & keys_below_, stack);
     if (is_lstm_kernel_) return run_lstm_kernel(op, keys, stack, low);
+    if (is_convolution_ && active_policy()->fp32_without_instructions)
+      return run_cast(op, keys, stack, at::kFloat, /*of_low_operation=*/true);
     if (is_one_product_ && active_policy()->products_in_fp32 && floats.widest)
       return run_product_in_fp32(op, keys, stack, low);
     run_cast(op, keys, stack, low);
@@ -334,8 +327,9 @@ class PolicyKernel final : public c10::OperatorKernel {
     run_cast(op, keys, stack, widest);
   }
 
-  void run_cast(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack,
-                at::ScalarType to) const {
+  /// `of_low_operation`: as RepeatedUpcasts has it.
+  void run_cast(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack, at::ScalarType to,
+                bool of_low_operation = false) const {
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(autocast_key(device_));
     if (is_cheap_to_repeat_) return run_cheap_cast(op, keys, stack, to);
     const auto originals = statistics_.tensors(arguments(stack));
@@ -350,7 +344,7 @@ class PolicyKernel final : public c10::OperatorKernel {
     const auto copies = statistics_.tensors(arguments(stack));
     {
       const RepeatedOutput repeated_output(std::move(noted), arguments(stack));
-      const RepeatedUpcasts repeated(std::move(upcasts));
+      const RepeatedUpcasts repeated(std::move(upcasts), of_low_operation);
       op.redispatchBoxed(keys & keys_below_, stack);
     }
     RunningStatistics::write_back(originals, copies);

@@ -1,4 +1,5 @@
 // `halfstep explain`: which operation runs in which precision, which layers follow a recipe, and why.
+#include <halfstep/autocast.h>
 #include <halfstep/op_policy.h>
 #include <halfstep/printable.h>
 #include <halfstep/recipe.h>
@@ -45,8 +46,32 @@ void print_json(const Rows& rows) {
                       {"rule", to_string(row.rule)},
                       {"stock_cpu", to_string(row.stock_cpu)},
                       {"stock_cuda", to_string(row.stock_cuda)},
+                      {"on_this_cpu",
+                       {{"bf16", to_string(rule_on_this_cpu(row.op, at::kBFloat16))},
+                        {"fp16", to_string(rule_on_this_cpu(row.op, at::kHalf))}}},
                       {"reason", row.reason}});
   print_answer(answer);
+}
+
+/// Those that stay in FP32 because this processor has no instructions for the scope's type.
+void print_what_stays_in_fp32_here() {
+  for (const auto& [low, name] : {std::pair(at::kBFloat16, "BF16"), std::pair(at::kHalf, "FP16")}) {
+    std::string ops;
+    int count = 0;
+    for (const OpRow& row : op_table()) {
+      if (rule_on_this_cpu(row.op, low) == row.rule) continue;
+      ops += (ops.empty() ? "" : ", ") + std::string(row.op);
+      ++count;
+    }
+    if (count == 0) continue;
+    std::cout << "FP32 IN A " << name << " SCOPE on the CPU of this machine (" << count << " operations)\n\n";
+    print_paragraph(ops, 2);
+    print_paragraph(std::string("Nothing here computes them faster in ") + name +
+                        ": inputs are cast to FP32, and outputs stay so. AutocastOptions::products_in_fp32 "
+                        "chooses by hand.",
+                    6);
+    std::cout << "\n";
+  }
 }
 
 // Operations that share a reason are told together, the reason once.
@@ -162,12 +187,14 @@ void add_explain(CLI::App& program) {
   model->callback([request, model_json] { explain_model(*request, model_json->count() > 0); });
   policy->callback([json, diff] {
     const Rows rows = rows_to_show(diff->count() > 0);
-    if (json->count() > 0)
+    if (json->count() > 0) {
       print_json(rows);
-    else if (diff->count() > 0)
+    } else if (diff->count() > 0) {
       print_differences(rows);
-    else
+    } else {
       print_by_reason(rows);
+      print_what_stays_in_fp32_here();
+    }
   });
 }
 

@@ -20,6 +20,7 @@
 
 #include "cli/commands.h"
 #include "cli/launch_hosts.h"
+#include "cli/stop_signals.h"
 
 extern char** environ;
 
@@ -35,7 +36,10 @@ struct LaunchRequest {
   std::string logs;
   HostsRequest hosts;
   std::vector<std::string> command;
+  bool is_ours = false;  // a command of halfstep's
 };
+
+constexpr std::string_view kEndedWithCode = "ended with code ";
 
 /// How a process ended.
 struct Ending {
@@ -55,7 +59,7 @@ struct Ending {
   }
   std::string text() const {
     if (signal != 0) return detail::concat("killed by signal ", signal, " (SIG", sigabbrev_np(signal), ")");
-    return detail::concat("ended with code ", code);
+    return detail::concat(kEndedWithCode, code);
   }
 };
 
@@ -135,6 +139,15 @@ class Attempt {
   bool asked_to_stop() const { return asked_to_stop_ != 0; }
   /// Of this host's first rank, where nothing failed.
   int exit_code() const { return exit_code_; }
+  /// Of the ranks that were left when one was lost, those that had nothing to say about it; "" where none.
+  std::string silent_text() const {
+    std::string text;
+    if (done_ > 0) text += detail::concat(done_, " had ended with nothing wrong");
+    if (unmet_ > 0)
+      text += detail::concat(text.empty() ? "" : ", ", unmet_,
+                             " had not met the others yet, and could be ended at once");
+    return text.empty() ? "" : detail::concat("of ", request_.ranks, " ranks ", text, ".");
+  }
 
  private:
   void pass_on(int signal) {
@@ -160,7 +173,10 @@ class Attempt {
     learn_of_stop();  // ranks may have heard of it from one another, and ended
     if (rank == hosts_.first_rank()) exit_code_ = ending.exit_code();
     if (exit_code_ == kSignalled) exit_code_ += asked_to_stop_;  // it had no signal of its own
-    if (ending.orderly(asked_to_stop())) return hosts_.announce_end(rank);
+    if (ending.orderly(asked_to_stop())) {
+      ++done_;
+      return hosts_.announce_end(rank);
+    }
     if (failure_) return;
     LostRank lost{.rank = rank, .why = ending.text()};
     // One that ends because of another is not the one to name: that one hangs, or was on a host whose
@@ -175,6 +191,23 @@ class Attempt {
   void failed(LostRank lost, int exit_code) {
     failure_.emplace(std::move(lost), exit_code);
     kill_at_ = Clock::now() + kGrace;
+    // Where one has ended by itself the others probably end in the same way, each with words of its own.
+    if (!failure_->lost.why.starts_with(kEndedWithCode)) end_unmet();
+  }
+
+  /// Ranks that have met the others hear of a loss by themselves, and say so. These would hear of it when
+  /// they have read LibTorch and their settings: seconds later on a busy machine.
+  void end_unmet() {
+    std::vector<pid_t> unmet;
+    for (const auto& [pid, rank] : running_)
+      if (!hosts_.has_joined(rank)) unmet.push_back(pid);
+    // Another program may have a way of its own to meet, of which nothing is seen here.
+    const bool they_meet =
+        request_.is_ours || unmet.size() < running_.size() || hosts_.has_joined(failure_->lost.rank);
+    if (!they_meet) return;
+    unmet_ = unmet.size();
+    for (const pid_t pid : unmet)
+      if (kill(-pid, SIGKILL) != 0) kill(pid, SIGKILL);  // its group, once it has made one
   }
 
   void start(int local, const fs::path& logs, int number) {
@@ -193,6 +226,8 @@ class Attempt {
     if (getenv("OMP_NUM_THREADS") == nullptr)
       variables["OMP_NUM_THREADS"] = std::to_string(
           std::max(1u, std::thread::hardware_concurrency() / static_cast<unsigned>(request_.ranks)));
+    // Set by each for itself, LibTorch would have to be read twice.
+    if (!says_how_threads_wait()) variables["GOMP_SPINCOUNT"] = kBriefSpins;
     std::vector<std::string> environment;
     for (char** each = environ; *each != nullptr; ++each)
       if (!variables.contains(std::string(*each, strcspn(*each, "=")))) environment.emplace_back(*each);
@@ -240,6 +275,7 @@ class Attempt {
   std::optional<Failure> failure_;
   std::optional<Clock::time_point> kill_at_;
   int asked_to_stop_ = 0;  // by which signal
+  std::size_t done_ = 0, unmet_ = 0;
   int exit_code_ = kDone;
 };
 
@@ -322,6 +358,8 @@ void launch(const LaunchRequest& request) {
       show_end_of(log);
       std::cerr << "halfstep: all it wrote is in " << log.string() << "\n";
     }
+    if (const std::string silent = ranks.silent_text(); !silent.empty())
+      std::cerr << "halfstep: " << silent << "\n";
     logs.keep();
     if (restart == request.restarts || ranks.asked_to_stop()) end(exit_code, what);
     std::cerr << "halfstep: restart " << restart + 1 << " of " << request.restarts << "\n";
@@ -394,7 +432,8 @@ void add_launch(CLI::App& program, std::vector<std::string> words) {
       throw ExitWith(kUsage, "launch: which command? As in 'halfstep launch -n 2 train --preset tiny'.");
     const auto ours =
         program.get_subcommands([&](const CLI::App* each) { return each->get_name() == words.front(); });
-    if (!ours.empty()) words.insert(words.begin(), "/proc/self/exe");
+    request->is_ours = !ours.empty();
+    if (request->is_ours) words.insert(words.begin(), "/proc/self/exe");
     request->command = words;
     if (several->count() > 0) request->hosts.port = *port;
     if (one->count() > 0) request->hosts.addresses = {*listen};

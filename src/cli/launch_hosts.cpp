@@ -168,6 +168,10 @@ std::vector<int> Hosts::unanswering() {
   return asked([&](MeetingPlace& place) { return place.unanswering(attempt_); }).value_or(std::vector<int>{});
 }
 
+bool Hosts::has_joined(int rank) {
+  return asked([&](MeetingPlace& place) { return place.has_joined(rank, attempt_); }).value_or(true);
+}
+
 void Hosts::announce_end(int rank) {
   asked([&](MeetingPlace& place) {
     place.announce_end(rank, attempt_);

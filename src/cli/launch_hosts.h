@@ -47,6 +47,9 @@ class Hosts {
   LostRank announce_lost(int rank, const std::string& why);
   std::optional<LostRank> lost();
   std::vector<int> unanswering();
+  /// Whether a rank has met the others, or is about to: it then hears of a loss by itself. So it does where
+  /// nobody can be asked.
+  bool has_joined(int rank);
   /// A signal that a launcher passes on to all ranks.
   void announce_stop(int signal);
   void announce_end(int rank);

@@ -79,7 +79,21 @@ std::string suggestion(const CLI::App& program) {
   return "";
 }
 
-int run(int argc, char** argv) {
+/// `halfstep help CMD` is `halfstep CMD --help`.
+std::vector<char*> with_help_as_option(int argc, char** argv) {
+  static char option[] = "--help";
+  std::vector<char*> words(argv, argv + argc);
+  if (argc > 1 && std::string_view(argv[1]) == "help") {
+    words.erase(words.begin() + 1);
+    words.push_back(option);
+  }
+  words.push_back(nullptr);
+  return words;
+}
+
+int run(int argc, char** given) {
+  std::vector<char*> words = with_help_as_option(argc, given);
+  char** const argv = words.data();
   CLI::App program("Mixed-precision training for LibTorch.", "halfstep");
   CLI::Option* const version = add_version_flag(program);
   add_bench(program);
@@ -100,6 +114,11 @@ int run(int argc, char** argv) {
   add_tokenize(program);
   add_train(program);
   for (CLI::App* command : program.get_subcommands({})) command->excludes(version);
+  // Of a word that is no command there is no help, but the nearest one.
+  const auto is_named = [&](const CLI::App* command) { return command->check_name(argv[1]); };
+  if (argc > 2 && argv[1][0] != '-' && std::string_view(given[1]) == "help" &&
+      program.get_subcommands(is_named).empty())
+    --argc;
   program.footer("Every command has --help, and --json for programs that read the answer.");
   try {
     program.parse(argc, argv);

@@ -49,8 +49,6 @@ void on_bus_error(int) {
   _exit(kFiles);
 }
 
-constexpr const char* kSpins = "10000";
-
 std::vector<std::string> own_arguments() {
   std::ifstream file("/proc/self/cmdline", std::ios::binary);
   std::vector<std::string> arguments;
@@ -80,14 +78,17 @@ StopSignals::StopSignals() {
 const std::atomic<bool>& StopSignals::requested() const { return stop_requested; }
 int StopSignals::signal() const { return first_signal; }
 
+bool says_how_threads_wait() {
+  return std::getenv("GOMP_SPINCOUNT") != nullptr || std::getenv("OMP_WAIT_POLICY") != nullptr;
+}
+
 void spin_briefly() {
-  for (const char* name : {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"})
-    if (std::getenv(name) != nullptr) return;
+  if (says_how_threads_wait()) return;
   std::vector<std::string> arguments = own_arguments();
   std::vector<char*> pointers;
   for (std::string& argument : arguments) pointers.push_back(argument.data());
   pointers.push_back(nullptr);
-  ::setenv("GOMP_SPINCOUNT", kSpins, 1);
+  ::setenv("GOMP_SPINCOUNT", kBriefSpins, 1);
   ::execv("/proc/self/exe", pointers.data());
   // Without /proc nothing is lost but speed beside other programs.
 }

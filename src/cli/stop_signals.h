@@ -17,6 +17,12 @@ class StopSignals {
   int signal() const;  ///< the one that came; 0 if none
 };
 
+/// How often LibTorch's threads look before they sleep: 0.4 ms.
+inline constexpr const char* kBriefSpins = "10000";
+
+/// Whether the environment says how LibTorch's threads wait.
+bool says_how_threads_wait();
+
 /// Lets LibTorch's threads spin for a moment only and then sleep, unless the environment says how they wait.
 /// OpenMP reads that when it is loaded, so the program starts anew, with the same arguments: call this before
 /// anything is read, written or waited for. See docs/decisions/0067-threads-spin-briefly.md.

@@ -39,6 +39,7 @@ constexpr std::array<std::string_view, 16> kCodes = {"nan-producer",
 
 constexpr size_t kKeptSteps = 200;
 constexpr size_t kKeptCulprits = 32;
+constexpr size_t kKeptRankLosses = 5;
 
 /// What the rules need of a step that was logged.
 struct Look {
@@ -49,6 +50,13 @@ struct Look {
   bool searching = false;  // the loss scale has not found its level yet
   std::string parameter{};
   std::optional<double> loss_scale{}, stalled_share{}, saturated_share{}, vanished_share{};
+  std::string stalled_most{}, saturated_most{}, vanished_most{};
+};
+
+/// Of the ranks in a step that was looked at, by rank.
+struct RankLosses {
+  int64_t step = 0;
+  std::vector<double> losses;
 };
 
 struct NamedShare {
@@ -76,10 +84,12 @@ struct Seen {
   RunSetup setup{};
   std::deque<Look> looks{};  // the latest kKeptSteps
   std::deque<CulpritRecord> culprits{};
+  std::deque<RankLosses> rank_losses{};  // the latest kKeptRankLosses; what is not finite has a culprit
   std::optional<double> first_loss_scale{};
   std::optional<double> first_loss{};  // of those that are finite
   double highest_lr = 0.0;
   bool searching = true;
+  std::optional<int64_t> summed_at{};               // the step whose probes told setup.summed_parts
   std::optional<Sample> sample{}, sample_before{};  // the latest complete ones
   std::optional<ProbeRecord> largest_activation{};
   int64_t spike_steps = 0;  // losses in a row far above those before
@@ -111,6 +121,18 @@ std::vector<std::pair<int64_t, double>> latest(const Seen& seen, std::optional<d
   std::ranges::reverse(found);
   return found;
 }
+
+/// What the latest steps name most often, from `since` on; of several the first of the alphabet.
+std::string most_often(const Seen& seen, std::string Look::* name, int64_t since) {
+  std::map<std::string, int64_t> times;
+  for (const Look& look : seen.looks)
+    if (look.step >= since && !(look.*name).empty()) ++times[look.*name];
+  const auto most = std::ranges::max_element(times, {}, [](const auto& each) { return each.second; });
+  return most == times.end() ? std::string() : most->first;
+}
+
+/// " Most in h.0.up.weight."
+std::string most_in(const std::string& name) { return name.empty() ? "" : concat(" Most in ", name, "."); }
 
 double mean_of(std::span<const std::pair<int64_t, double>> values) {
   double sum = 0.0;
@@ -197,6 +219,11 @@ std::string remedy_for(const CulpritRecord& culprit) {
   if (culprit.op == "input")
     return "Look at the data of this step: a batch holds a number that is not finite. Precision does not "
            "mend it.";
+  if (culprit.op == CulpritRecord::kSumOverRanks && culprit.output.starts_with("FP16"))
+    return "Add ranks in FP32: run.reduction=fp32. A loss scale is lowered until the sum fits FP16.";
+  if (culprit.is_sum())
+    return "Lower the learning rate, or what the loss is multiplied by: the sum is beyond what FP32 can "
+           "square.";
   if (culprit.op == "weight")
     return "Begin again from a checkpoint before this step; the weight itself is not finite.";
   // As `output` begins: the type that the operation was run in. Where precision is the cause FP32 has a
@@ -229,11 +256,16 @@ std::optional<Finding> nan_producer(const Seen& seen) {
       .code = "nan-producer",
       .severity = normal ? Severity::Note : Severity::Serious,
       .step = culprit.step,
-      .what = concat(operation_of(culprit), place_of(culprit), " (", culprit.direction,
-                     ") made numbers that are not finite at step ", with_commas(culprit.step), rank, "."),
+      .what =
+          culprit.is_sum()
+              ? concat("The ", culprit.op, " is too large for the gradients of ", culprit.layer, " at step ",
+                       with_commas(culprit.step), ", though each of its parts is finite.")
+              : concat(operation_of(culprit), place_of(culprit), " (", culprit.direction,
+                       ") made numbers that are not finite at step ", with_commas(culprit.step), rank, "."),
       .evidence = evidence_of(culprit),
-      .remedy = normal ? "None, if it is rare: the loss scale was too high for this step, and was lowered."
-                       : remedy_for(culprit),
+      .remedy = normal && !culprit.is_sum()
+                    ? "None, if it is rare: the loss scale was too high for this step, and was lowered."
+                    : remedy_for(culprit),
       .layer = culprit.layer,
       .op = operation_of(culprit)};
   return finding;
@@ -331,20 +363,22 @@ std::optional<Finding> accumulation_rounding(const Seen& seen) {
   // The sum of k equal parts is k times a part, and its last digit 2^(1-p) of that: from k = 2^p on a part is
   // less than half a digit, and is lost whole. At a quarter of that the roundings are an eighth of a part.
   const RunSetup& setup = seen.setup;
-  if (setup.sum_type == "fp32" || seen.looks.empty()) return {};
+  if (setup.sum_type == "fp32" || (seen.looks.empty() && !seen.summed_at)) return {};
   const Format format = setup.sum_type == "bf16" ? Format::BF16 : Format::FP16;
   const int64_t most_parts = int64_t{1} << (traits(format).mantissa_bits + 1);
   if (setup.summed_parts < most_parts / 4) return {};
   return Finding{
       .code = "accumulation-rounding",
       .severity = setup.summed_parts >= most_parts ? Severity::Serious : Severity::Warning,
-      .step = seen.looks.front().step,
+      .step = seen.summed_at ? *seen.summed_at : seen.looks.front().step,
       .what =
           concat("The gradients of ", with_commas(setup.summed_parts), " parts of a step are added in ",
                  traits(format).name, ", which holds ", traits(format).mantissa_bits + 1, " binary digits."),
       .evidence = concat("From ", most_parts, " equal parts on, each further one is rounded away; here ",
                          with_commas(setup.summed_parts), " are added."),
-      .remedy = "Add them in FP32: Accumulation::Fp32 in a loop of your own, run.reduction=fp32 with ranks.",
+      .remedy =
+          "Add them in FP32: Accumulation::Fp32 and mp.backward(loss) in a loop of your own, "
+          "run.reduction=fp32 with ranks.",
       .layer = {},
       .op = {}};
 }
@@ -362,17 +396,18 @@ std::optional<Finding> stalled_weights(const Seen& seen) {
   if (shares.size() < kLeast) return {};
   const double share = mean_of(shares);
   if (share < kWarning) return {};
+  const std::string layer = most_often(seen, &Look::stalled_most, shares.front().first);
   return Finding{.code = "stalled-weights",
                  .severity = share >= kSerious ? Severity::Serious : Severity::Warning,
                  .step = shares.front().first,
                  .what = concat(percent(share), " of the updates are too small to move a weight."),
                  .evidence = concat("Mean of the last ", shares.size(), " logged steps, up to step ",
                                     with_commas(shares.back().first), "; ", percent(shares.back().second),
-                                    " in the last."),
+                                    " in the last.", most_in(layer)),
                  .remedy =
                      "Keep a master: leave precision.weights at its default (WeightStorage::SplitMaster or "
                      "Fp32Master). Where it is: the learning rate is too small for the weights.",
-                 .layer = {},
+                 .layer = layer,
                  .op = {}};
 }
 
@@ -420,6 +455,7 @@ std::optional<Finding> stale_amax(const Seen& seen) {
   if (!(now >= kSaturatedWarning && now >= kJump * before)) return {};  // a NaN, too
   const auto began =
       std::ranges::find_if(all.last(kNow), [](const auto& each) { return each.second >= kSaturatedWarning; });
+  const std::string layer = most_often(seen, &Look::saturated_most, began->first);
   return Finding{.code = "stale-amax",
                  .severity = now >= kSaturatedSerious ? Severity::Serious : Severity::Warning,
                  .step = began->first,
@@ -428,11 +464,11 @@ std::optional<Finding> stale_amax(const Seen& seen) {
                                 percent(before), " before."),
                  .evidence = concat("Steps ", with_commas(all[all.size() - kNow].first), " to ",
                                     with_commas(all.back().first), " against the ", all.size() - kNow,
-                                    " logged steps before them."),
+                                    " logged steps before them.", most_in(layer)),
                  .remedy =
                      "Take fp8-current or mxfp8, whose scales are those of the values themselves; with "
                      "fp8-delayed, a margin (DelayedScaling::margin = 1).",
-                 .layer = {},
+                 .layer = layer,
                  .op = {}};
 }
 
@@ -444,17 +480,18 @@ std::optional<Finding> fp8_saturating(const Seen& seen) {
   if (shares.size() < kSteps) return {};
   const double share = mean_of(shares);
   if (share < kSaturatedWarning) return {};
+  const std::string layer = most_often(seen, &Look::saturated_most, shares.front().first);
   return Finding{
       .code = "fp8-saturating",
       .severity = share >= kSaturatedSerious ? Severity::Serious : Severity::Warning,
       .step = shares.front().first,
       .what = concat(percent(share), " of the FP8 values are held at the format's largest number."),
       .evidence = concat("Mean of ", shares.size(), " logged steps, up to step ",
-                         with_commas(shares.back().first), "."),
+                         with_commas(shares.back().first), ".", most_in(layer)),
       .remedy =
           "Take fp8-current or mxfp8, whose scales are those of the values themselves, or a margin "
           "(DelayedScaling::margin = 1).",
-      .layer = {},
+      .layer = layer,
       .op = {}};
 }
 
@@ -466,44 +503,116 @@ std::optional<Finding> fp8_vanishing(const Seen& seen) {
   if (shares.size() < kSteps) return {};
   const double share = mean_of(shares);
   if (share < kWarning) return {};
+  const std::string layer = most_often(seen, &Look::vanished_most, shares.front().first);
   return Finding{
       .code = "fp8-vanishing",
       .severity = Severity::Warning,
       .step = shares.front().first,
       .what = concat(percent(share), " of the FP8 values that are not zero become zero."),
       .evidence = concat("Mean of ", shares.size(), " logged steps, up to step ",
-                         with_commas(shares.back().first), "."),
+                         with_commas(shares.back().first), ".", most_in(layer)),
       .remedy =
           "Take a recipe with a scale for each block, --precision mxfp8, or keep the layers high that "
           "have outliers (precision.keep_high).",
+      .layer = layer,
+      .op = {}};
+}
+
+/// The remedy of a rank that differs, whichever way.
+constexpr std::string_view kLookAtRank =
+    "Look at that rank's part of the data, then at its hardware: run the same part on another machine.";
+
+std::optional<Finding> rank_fails_alone(const Seen& seen) {
+  // Steps in which one rank alone failed, the same one in all. Bad batches that fall on ranks by chance do so
+  // n times in a row once in ranks^(n-1) runs: less than one in a hundred, and five of them at least.
+  constexpr size_t kLeast = 5;
+  constexpr double kLeastOdds = 100.0;
+  std::vector<const CulpritRecord*> alone;
+  for (const CulpritRecord& culprit : seen.culprits) {
+    // Those that a loss scale makes are not counted; of old logs nobody knows which ranks failed.
+    if (is_from_loss_scale(seen, culprit) || culprit.is_sum()) continue;
+    if (culprit.ranks.size() != 1 || (!alone.empty() && alone.front()->ranks != culprit.ranks)) return {};
+    alone.push_back(&culprit);
+  }
+  if (alone.size() < kLeast ||
+      std::pow(static_cast<double>(seen.setup.ranks), static_cast<double>(alone.size() - 1)) < kLeastOdds)
+    return {};
+  return Finding{
+      .code = "rank-differs",
+      .severity = Severity::Warning,
+      .step = alone.front()->step,
+      .what = concat("Only rank ", alone.front()->ranks.front(), " of ", seen.setup.ranks,
+                     " makes numbers that are not finite."),
+      .evidence = concat(alone.size(), " times from step ", with_commas(alone.front()->step), " to step ",
+                         with_commas(alone.back()->step), ", and no other rank in the same steps."),
+      .remedy = std::string(kLookAtRank),
+      .layer = {},
+      .op = {}};
+}
+
+double median_of(std::vector<double> values) {
+  const auto middle = values.begin() + std::ssize(values) / 2;
+  std::ranges::nth_element(values, middle);
+  return *middle;
+}
+
+/// The rank whose loss is far from all others', if there is one alone; of two ranks the one with the larger.
+std::optional<size_t> rank_far_off(const std::vector<double>& losses, double first_loss) {
+  // Ranks have different batches. Half of the median is more than those make, and a hundredth of the first
+  // loss more than what is left of a loss that has been learned to 0. Nobody knows which of two is right, nor
+  // how far they lie apart by themselves: a factor that no batch explains.
+  constexpr double kDeviations = 8.0, kDeviationsPerMedian = 1.4826, kRelative = 0.5, kOfFirst = 0.01,
+                   kFactorOfTwo = 100.0;
+  const double least = kOfFirst * std::abs(first_loss);
+  if (losses.size() == 2) {
+    const size_t larger = std::abs(losses[1]) > std::abs(losses[0]) ? 1 : 0;
+    const double large = std::abs(losses[larger]), small = std::abs(losses[1 - larger]);
+    return large >= kFactorOfTwo * small && large > least ? std::optional(larger) : std::nullopt;
+  }
+  const double level = median_of(losses);
+  std::vector<double> distances;
+  for (const double loss : losses) distances.push_back(std::abs(loss - level));
+  const double bound = std::max(
+      {kDeviations * kDeviationsPerMedian * median_of(distances), kRelative * std::abs(level), least});
+  const auto far = std::ranges::max_element(distances);
+  const auto number = std::ranges::count_if(distances, [&](double each) { return each > bound; });
+  return number == 1 ? std::optional(static_cast<size_t>(far - distances.begin())) : std::nullopt;
+}
+
+std::optional<Finding> rank_has_another_loss(const Seen& seen) {
+  if (seen.rank_losses.size() < kKeptRankLosses) return {};
+  std::optional<size_t> rank;
+  for (const auto& [step, losses] : seen.rank_losses) {
+    const auto far = rank_far_off(losses, seen.first_loss.value_or(0.0));
+    if (!far || (rank && *rank != *far)) return {};
+    rank = far;
+  }
+  const auto& [step, losses] = seen.rank_losses.back();
+  const bool of_two = losses.size() == 2;
+  std::vector<double> others = losses;
+  others.erase(others.begin() + static_cast<std::ptrdiff_t>(*rank));
+  return Finding{
+      .code = "rank-differs",
+      .severity = Severity::Warning,
+      .step = seen.rank_losses.front().step,
+      .what = of_two ? concat("The two ranks' losses lie far apart: ", digits(losses[0]), " on rank 0 and ",
+                              digits(losses[1]), " on rank 1, at step ", with_commas(step), ".")
+                     : concat("Rank ", *rank, "'s loss is far from that of the other ", others.size(),
+                              " ranks: ", digits(losses[*rank]), " against ", digits(median_of(others)),
+                              ", their median, at step ", with_commas(step), "."),
+      .evidence = concat("So in each of the last ", seen.rank_losses.size(), " steps that were looked at, ",
+                         with_commas(seen.rank_losses.front().step), " to ", with_commas(step), "."),
+      .remedy = of_two ? concat("Run one rank's part of the data on the other's machine, to learn which of "
+                                "the two, data or hardware, makes the difference.")
+                       : std::string(kLookAtRank),
       .layer = {},
       .op = {}};
 }
 
 std::optional<Finding> rank_differs(const Seen& seen) {
-  // With two ranks alike, five in a row by chance: one in sixteen. Those that a loss scale makes are not
-  // counted.
-  constexpr size_t kCulprits = 5;
   if (seen.setup.ranks < 2) return {};
-  std::vector<const CulpritRecord*> counted_ones;
-  for (const CulpritRecord& culprit : seen.culprits)
-    if (!is_from_loss_scale(seen, culprit)) counted_ones.push_back(&culprit);
-  if (counted_ones.size() < kCulprits) return {};
-  const int64_t rank = counted_ones.front()->rank;
-  const bool same = std::ranges::all_of(counted_ones, [&](const auto* each) { return each->rank == rank; });
-  if (!same) return {};
-  return Finding{
-      .code = "rank-differs",
-      .severity = Severity::Warning,
-      .step = counted_ones.front()->step,
-      .what = concat("Only rank ", rank, " makes numbers that are not finite."),
-      .evidence = concat(counted_ones.size(), " times from step ", with_commas(counted_ones.front()->step),
-                         " to step ", with_commas(counted_ones.back()->step), "."),
-      .remedy =
-          "Look at that rank's part of the data, then at its hardware: run the same part on another "
-          "machine.",
-      .layer = {},
-      .op = {}};
+  if (auto alone = rank_fails_alone(seen)) return alone;
+  return rank_has_another_loss(seen);
 }
 
 std::optional<Finding> scale_at_floor(const Seen& seen) {
@@ -676,12 +785,6 @@ constexpr std::array<Rule, kCodes.size()> kRules = {nan_producer,
                                                     loss_not_finite,
                                                     loss_spike};
 
-double median_of(std::vector<double> values) {
-  const auto middle = values.begin() + std::ssize(values) / 2;
-  std::ranges::nth_element(values, middle);
-  return *middle;
-}
-
 /// Whether a loss is far above the usual ones: by eight deviations, by a fifth of them, and by what is
 /// something of the run's first loss. What has been learned to 0 has no noise and no fifth.
 bool is_far_above(double loss, const std::deque<double>& usual, double first_loss) {
@@ -775,6 +878,13 @@ void finish(Sample& sample) {
   sample.lost_from.insert(sample.lost_from.end(), sample.all_zero.begin(), sample.all_zero.end());
 }
 
+void see_rank_losses(Seen& seen, const StepRecord& record) {
+  const auto is_finite = [](double loss) { return std::isfinite(loss); };
+  if (record.rank_losses.size() < 2 || !std::ranges::all_of(record.rank_losses, is_finite)) return;
+  seen.rank_losses.push_back({.step = record.step, .losses = record.rank_losses});
+  if (seen.rank_losses.size() > kKeptRankLosses) seen.rank_losses.pop_front();
+}
+
 size_t rank_of(std::string_view code) {
   return static_cast<size_t>(std::ranges::find(kCodes, code) - kCodes.begin());
 }
@@ -846,9 +956,13 @@ std::vector<Finding> FindingWatch::take(const StepRecord& record) {
                         .loss_scale = record.loss_scale,
                         .stalled_share = record.stalled_share,
                         .saturated_share = record.saturated_share,
-                        .vanished_share = record.vanished_share});
+                        .vanished_share = record.vanished_share,
+                        .stalled_most = record.stalled_most,
+                        .saturated_most = record.saturated_most,
+                        .vanished_most = record.vanished_most});
   if (seen.looks.size() > kKeptSteps) seen.looks.pop_front();
   see_loss(seen, record.step, record.loss);
+  see_rank_losses(seen, record);
   return state_->judge();
 }
 
@@ -857,6 +971,11 @@ std::vector<Finding> FindingWatch::take(const ProbeRecord& record) {
   if (state_->open && state_->open->step < record.step) state_->close_sample(record.step);
   if (!state_->open) state_->open.emplace(Sample{.step = record.step});
   if (record.role == "gradient") see_gradient(*state_->open, record);
+  if (record.summed_parts > 1 && (!seen.summed_at || record.summed_parts > seen.setup.summed_parts)) {
+    seen.setup.summed_parts = record.summed_parts;
+    seen.setup.sum_type = record.sum_type;
+    seen.summed_at = record.step;
+  }
   if (record.role == "activation" &&
       (!seen.largest_activation || record.stats.amax > seen.largest_activation->stats.amax))
     seen.largest_activation = record;

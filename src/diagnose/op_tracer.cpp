@@ -11,6 +11,7 @@
 #include <halfstep/op_tracer.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <ATen/TensorOperators.h>
@@ -24,6 +25,7 @@
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 
 #include "diagnose/aside.h"
 #include "diagnose/trace_backward.h"
@@ -219,6 +221,7 @@ struct OpTracer::State final : c10::DebugInfoBase, std::enable_shared_from_this<
     std::string layer;
     bool is_node = false;  // of autograd's graph
     bool in_backward = false;
+    bool is_seed = false;  // of a backward's first gradient, before its nodes
     bool is_view = false;  // what it puts out is memory that it was given
     std::optional<c10::OperatorHandle> handle{};
     std::vector<c10::IValue> inputs{};
@@ -270,6 +273,9 @@ struct OpTracer::State final : c10::DebugInfoBase, std::enable_shared_from_this<
   std::unordered_map<int64_t, std::set<int64_t>> backwards_of;  // of autograd's node, by its number
   std::unordered_map<int64_t, Site> sites;                      // by the number that autograd's node gets
   std::string last_layer;
+  std::string last_node_layer;   // in backward
+  std::string next_leaf_layer;   // of the leaf whose gradient the next node has
+  bool is_before_nodes = false;  // a backward has begun, and none of its nodes yet
 
   /// The tracers of one thread, which those that run its backward get too. The last one made looks.
   struct Tracers final : c10::DebugInfoBase, std::enable_shared_from_this<Tracers> {
@@ -332,7 +338,9 @@ struct OpTracer::State final : c10::DebugInfoBase, std::enable_shared_from_this<
   /// What a call has put out, and as which of its results; nothing for what it made inside.
   void see_values(Frame& frame, const at::Tensor& tensor, std::optional<std::size_t> index);
   void name_derived(const Frame& frame, const at::Tensor& output);
-  static std::string direction_of(const Frame& frame) { return frame.in_backward ? kBackward : "forward"; }
+  static std::string direction_of(const Frame& frame) {
+    return frame.in_backward || frame.is_seed ? kBackward : "forward";
+  }
   int64_t new_producer(const Frame& frame, const at::Tensor& output, std::optional<std::size_t> index);
   int64_t outside_producer(const Frame& frame, const at::Tensor& input);
   void replay(const Frame& frame, const at::Tensor& output, std::optional<std::size_t> index,
@@ -361,13 +369,22 @@ std::unique_ptr<at::ObserverContext> OpTracer::State::begin(const at::RecordFunc
   frame->backward =
       frame->parent ? frame->parent->backward : int64_t{torch::autograd::get_current_graph_task_id()};
   frame->in_backward = frame->is_node || torch::autograd::get_current_graph_task_id() != -1;
-  if (frame->parent) frame->layer = frame->parent->layer;
+  frame->is_seed = !frame->in_backward && state->is_before_nodes;
+  if (frame->parent)
+    frame->layer = frame->parent->layer;
+  else if (frame->in_backward)
+    frame->layer = state->last_node_layer;  // a sum between nodes is of the one that gave its last part
   frame->inputs.assign(call.inputs().begin(), call.inputs().end());
   if (frame->is_node) {
-    if (const auto site = state->sites.find(call.seqNr()); site != state->sites.end())
+    state->is_before_nodes = false;
+    if (frame->name == kLeaf) {
+      if (!state->next_leaf_layer.empty()) frame->layer = std::exchange(state->next_leaf_layer, {});
+      state->filled.insert(frame->backward);
+    } else if (const auto site = state->sites.find(call.seqNr()); site != state->sites.end()) {
       frame->layer = site->second.layer;
+    }
     state->backwards_of[call.seqNr()].insert(frame->backward);
-    if (frame->name == kLeaf) state->filled.insert(frame->backward);
+    state->last_node_layer = frame->layer;
   } else if (const auto name = call.operator_name()) {
     frame->handle = c10::Dispatcher::singleton().findSchema(*name);
   }
@@ -376,7 +393,13 @@ std::unique_ptr<at::ObserverContext> OpTracer::State::begin(const at::RecordFunc
       frame->handle && std::ranges::any_of(frame->handle->schema().returns(), [](const auto& result) {
         return result.alias_info() && !result.alias_info()->isWrite();
       });
+  // Before the inputs are judged: one that comes with the batch is told by the layer that it is given to.
   std::string layer;
+  for (const c10::IValue& input : frame->inputs)
+    for_each_tensor(input, [&](const at::Tensor& tensor) {
+      if (const std::string* found = state->named(tensor); found && layer.empty()) layer = *found;
+    });
+  if (!frame->in_backward && !layer.empty()) frame->layer = layer;
   std::unordered_set<const c10::StorageImpl*> overwritten;
   for (std::size_t i = 0; i < frame->inputs.size(); ++i) {
     frame->has_infinite_scalar |= is_infinite_scalar(frame->inputs[i]);
@@ -386,7 +409,6 @@ std::unique_ptr<at::ObserverContext> OpTracer::State::begin(const at::RecordFunc
                                                 frame->name == "fill_" || frame->name == "zero_");
     if (is_only_written) frame->only_written.push_back(i);
     for_each_tensor(frame->inputs[i], [&](const at::Tensor& tensor) {
-      if (const std::string* found = state->named(tensor); found && layer.empty()) layer = *found;
       // What is written or viewed is not read, unless a view turns out to be a copy.
       if (is_only_written) return;
       if (state->badness(tensor) || !(is_written || frame->is_view)) state->see_input(*frame, tensor);
@@ -498,9 +520,10 @@ void OpTracer::State::end(const at::RecordFunction& call, at::ObserverContext* c
       if (is_new) state.unwritten.erase(memory);
       const bool reads_nothing = frame->is_view && !is_new;
       // Memory that the program has allocated by itself is written to by an operation in place. Inside an
-      // operation it is that one's result which counts.
-      const bool fills = !is_new && memory == frame->written && frame->is_outermost() &&
-                         is_looked_at(tensor) && state.is_unwritten(tensor);
+      // operation it is that one's result which counts, unless all that is there was just written.
+      const bool fills = !is_new && memory == frame->written &&
+                         (frame->is_outermost() || frame->is_overwritten) && is_looked_at(tensor) &&
+                         state.is_unwritten(tensor);
       const bool knows_values =
           fills && (frame->is_overwritten || (frame->before.defined() && faults_of(frame->before) == kNone));
       if (fills && is_whole(tensor) && (knows_values || faults_of(tensor) == kNone))
@@ -703,6 +726,19 @@ void OpTracer::State::see_node(const torch::autograd::Node& node,
 
 namespace {
 
+/// Before a leaf's gradient is put into it.
+class LeafHook final : public torch::autograd::FunctionPreHook {
+ public:
+  explicit LeafHook(std::function<void()> see) : see_(std::move(see)) {}
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& grads) override {
+    see_();
+    return grads;
+  }
+
+ private:
+  std::function<void()> see_;
+};
+
 /// What a node of autograd's puts out, of whatever it is made.
 class NodeHook final : public torch::autograd::FunctionPostHook {
  public:
@@ -734,9 +770,19 @@ void OpTracer::State::watch_graph(const at::Tensor& loss) {
           const auto still = state.lock();
           if (still && State::active() == still) still->see_node(*node, outputs, inputs);
         }));
+    if (const auto* const leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(node))
+      node->add_pre_hook(std::make_unique<LeafHook>([state = weak_from_this(), leaf] {
+        const auto still = state.lock();
+        if (!still || State::active() != still) return;
+        const std::lock_guard lock(still->mutex);
+        const std::string* const layer = still->named(leaf->variable);
+        still->next_leaf_layer = layer ? *layer : "";
+      }));
     for (const auto& edge : node->next_edges())
       if (edge.function) open.push_back(edge.function.get());
   }
+  const std::lock_guard lock(mutex);
+  is_before_nodes = !hooked.empty();
 }
 
 void diagnose::watch_backward(const at::Tensor& loss) {

@@ -33,6 +33,8 @@ inline std::string attempt_prefix(const std::string& attempt) { return "halfstep
 
 // Keys of an attempt.
 
+/// Set by a rank that has come here and hears of a loss by itself: the name, and its number.
+inline constexpr const char* kJoinedKey = "joined/";
 /// Where a process that starts ranks says why the first of them is gone: "RANK WHY".
 inline constexpr const char* kLostKey = "lost";
 /// Where it says that a rank has ended, with nothing wrong: the name, and its number.

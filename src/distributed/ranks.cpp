@@ -175,6 +175,8 @@ struct Ranks::State {
   }
 
   ~State() {
+    // It would wait for its threads, and they for the rank that is lost, until time is up. The process ends.
+    if (failed) (void)group.release();
     if (!beating.joinable()) return;
     {
       const std::lock_guard lock(beat_mutex);
@@ -226,18 +228,24 @@ struct Ranks::State {
 
   /// Not only for the exchange itself: a rank two places further on would learn of a failure late.
   void wait(const std::string& what, const c10::intrusive_ptr<c10d::Work>& work) {
+    // All ask the one process that holds the meeting place: thousands less often each.
+    const auto longest = std::max(std::chrono::milliseconds(500), std::chrono::milliseconds(1) * size);
     std::chrono::milliseconds pause{200}, waited{0};
-    for (; waited < timeout; waited += pause, pause = std::min(2 * pause, std::chrono::milliseconds(1000))) {
+    for (; waited < timeout; waited += pause, pause = std::min(2 * pause, longest)) {
       try {
         work->wait(std::min(pause, timeout - waited));
         return;
       } catch (const std::exception& error) {
         if (work->isCompleted()) fail(what, first_sentence(error.what()));
       }
-      if (guarded(what, [&] { return is_set(distributed::kFailedKey); }))
-        fail(what, "another rank's exchange failed");
+      if (another_failed(what)) fail(what, "another rank has failed");
     }
     fail(what, "time is up");
+  }
+
+  /// Whether a rank's exchange has failed, or whoever started the ranks has lost one.
+  bool another_failed(const std::string& what) {
+    return guarded(what, [&] { return is_set(distributed::kLostKey) || is_set(distributed::kFailedKey); });
   }
 
   /// Found out once: whatever else is under way fails for the same reason, and need not ask again.
@@ -309,6 +317,7 @@ RankError Ranks::State::reason_of(const std::string& what, const std::string& ca
 /// beside this thread, which asks; a wait that is given up ends by itself.
 void Ranks::State::connect(const std::string& own_address) {
   const std::string what = "connecting";
+  guarded(what, [&] { set(distributed::kJoinedKey + std::to_string(rank), "yes"); });
   // A store answers one question after the other: Gloo's would hold up those of this thread.
   const StorePtr waiting = store;
   guarded(what, [&] { store = waiting->clone(); });
@@ -500,8 +509,7 @@ void Ranks::State::wait_until(const std::string& what, const std::function<bool(
   std::map<int, std::pair<std::string, Clock::time_point>> beats;  // and since when they are the same
   for (;; std::this_thread::sleep_for(pause), pause = std::min(2 * pause, longest)) {
     if (guarded(what, holds)) return;
-    if (guarded(what, [&] { return is_set(distributed::kLostKey) || is_set(distributed::kFailedKey); }))
-      fail(what, "another rank has failed");
+    if (another_failed(what)) fail(what, "another rank has failed");
     if (Clock::now() < next_look) continue;
     next_look = Clock::now() + beat_pause();
     for (const int each : guarded(what, waited_for)) {
@@ -639,6 +647,10 @@ std::optional<LostRank> MeetingPlace::lost(int attempt) const {
 
 void MeetingPlace::announce_end(int rank, int attempt) {
   leave_note(key_of(attempt, distributed::kEndedKey) + std::to_string(rank), "yes");
+}
+
+bool MeetingPlace::has_joined(int rank, int attempt) const {
+  return note(key_of(attempt, distributed::kJoinedKey) + std::to_string(rank)).has_value();
 }
 
 std::vector<int> MeetingPlace::unanswering(int attempt) const {

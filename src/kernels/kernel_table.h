@@ -116,6 +116,9 @@ struct PointwiseLoops {
   void (*rotate[2])(const void* values, std::size_t stride, void* output, std::size_t output_stride,
                     std::size_t rows, const float* cos, const float* sin, std::size_t half);
   decltype(rotate) rotate_back;  // of the output's gradient: the input's
+  // output[i] = gelu(x[i]), by tanh
+  void (*gelu[2])(const void* x, void* output, std::size_t count);
+  void (*gelu_backward[2])(const void* x, const void* grad, void* x_grad, std::size_t count);
 };
 
 extern const PointwiseLoops kScalarPointwise;

@@ -59,6 +59,32 @@ void swiglu_backward(Format format, const void* gate, const void* up, const void
   }
 }
 
+void gelu(Format format, const void* x, void* output, std::size_t count, const KernelTable& table) {
+  const auto& loop = table.pointwise->gelu;
+  if (format == Format::BF16) return loop[kBf16](x, output, count);
+  float values[kStaged], outputs[kStaged];
+  for (std::size_t i = 0; i < count; i += kStaged) {
+    const std::size_t here = std::min(kStaged, count - i);
+    load_low(table, format, at_low(x, i), values, here);
+    loop[kFp32](values, outputs, here);
+    store_low(table, format, outputs, at_low(output, i), here);
+  }
+}
+
+void gelu_backward(Format format, const void* x, const void* grad, void* x_grad, std::size_t count,
+                   const KernelTable& table) {
+  const auto& loop = table.pointwise->gelu_backward;
+  if (format == Format::BF16) return loop[kBf16](x, grad, x_grad, count);
+  float values[kStaged], grads[kStaged], value_grads[kStaged];
+  for (std::size_t i = 0; i < count; i += kStaged) {
+    const std::size_t here = std::min(kStaged, count - i);
+    load_low(table, format, at_low(x, i), values, here);
+    load_low(table, format, at_low(grad, i), grads, here);
+    loop[kFp32](values, grads, value_grads, here);
+    store_low(table, format, value_grads, at_low(x_grad, i), here);
+  }
+}
+
 void rotate(const RotatedRows& rows, const float* cos, const float* sin, const KernelTable& table) {
   rotate_rows(rows, table.pointwise->rotate, cos, sin, table);
 }

@@ -1,5 +1,6 @@
-// SwiGLU and rotary positions over arrays of BF16 or FP16: FP32 inside, each result rounded once, to the
-// nearest even. Elements depend on no others, so that the bits are the same however arrays are shared out.
+// SwiGLU, GELU and rotary positions over arrays of BF16 or FP16: FP32 inside, each result rounded once, to
+// the nearest even. Elements depend on no others, so that the bits are the same however arrays are shared
+// out.
 #pragma once
 
 #include <cstddef>
@@ -15,6 +16,14 @@ void swiglu(Format format, const void* gate, const void* up, void* output, std::
 /// From the output's gradient those of both inputs.
 void swiglu_backward(Format format, const void* gate, const void* up, const void* grad, void* gate_grad,
                      void* up_grad, std::size_t count, const KernelTable& table = kernels());
+
+/// output[i] = gelu(x[i]), the approximation of it by the tanh of a cubic.
+void gelu(Format format, const void* x, void* output, std::size_t count,
+          const KernelTable& table = kernels());
+
+/// From the output's gradient the input's.
+void gelu_backward(Format format, const void* x, const void* grad, void* x_grad, std::size_t count,
+                   const KernelTable& table = kernels());
 
 /// Rows of `columns` elements, an even number: element i of the first half and element i of the second are
 /// one pair. Strides are in elements.

@@ -76,6 +76,39 @@ void swiglu_backward(const void* gates, const void* ups, const void* grads, void
   }
 }
 
+/// (1 + tanh(y)) / 2 = 1 / (1 + e^(-2 y)), where y = sqrt(2 / pi) (x + 0.044715 x^3).
+constexpr float kTwiceRootOfTwoOverPi = 0x1.988454p+0F, kCubic = 0.044715F;
+inline float passed_by_tanh(float x) {
+  const float twice = x * kTwiceRootOfTwoOverPi * fma(kCubic * x, x, 1);
+  return 1 / (1 + exp_of(-twice));
+}
+
+template <typename Value>
+void gelu(const void* values, void* outputs, std::size_t count) {
+  const auto* __restrict value = static_cast<const Value*>(values);
+  auto* __restrict output = static_cast<Value*>(outputs);
+  for (std::size_t i = 0; i < count; ++i) {
+    const float x = loaded(value, i);
+    store(x * passed_by_tanh(x), output, i);
+  }
+}
+
+template <typename Value>
+void gelu_backward(const void* values, const void* grads, void* value_grads, std::size_t count) {
+  const auto* __restrict value = static_cast<const Value*>(values);
+  const auto* __restrict grad = static_cast<const Value*>(grads);
+  auto* __restrict value_grad = static_cast<Value*>(value_grads);
+  for (std::size_t i = 0; i < count; ++i) {
+    float x = loaded(value, i);
+    // The slope is 0 or 1 long before. Further out its terms would be Inf times 0.
+    x = x > 16 ? 16 : x;
+    x = x < -16 ? -16 : x;
+    const float passed = passed_by_tanh(x);
+    const float inner = kTwiceRootOfTwoOverPi * fma(3 * kCubic * x, x, 1);
+    store(loaded(grad, i) * (passed * fma(x * (1 - passed), inner, 1)), value_grad, i);
+  }
+}
+
 template <typename Value, bool back>
 void rotate(const void* values, std::size_t stride, void* outputs, std::size_t output_stride,
             std::size_t rows, const float* __restrict cos, const float* __restrict sin, std::size_t half) {
@@ -102,6 +135,8 @@ constexpr PointwiseLoops kLoops = {
     .swiglu_backward = {swiglu_backward<float>, swiglu_backward<std::uint16_t>},
     .rotate = {rotate<float, false>, rotate<std::uint16_t, false>},
     .rotate_back = {rotate<float, true>, rotate<std::uint16_t, true>},
+    .gelu = {gelu<float>, gelu<std::uint16_t>},
+    .gelu_backward = {gelu_backward<float>, gelu_backward<std::uint16_t>},
 };
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "words/utf8.h"
 
@@ -122,6 +123,16 @@ void JsonLine::list(std::string_view name, std::span<const int64_t> values) {
   line_ += ']';
 }
 
+void JsonLine::list(std::string_view name, std::span<const double> values) {
+  key(name);
+  line_ += '[';
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (i > 0) line_ += ',';
+    append_number(line_, values[i], "\"");
+  }
+  line_ += ']';
+}
+
 void JsonLine::list(std::string_view name, std::span<const std::string> values) {
   key(name);
   line_ += '[';
@@ -181,6 +192,7 @@ std::string_view run_line(JsonLine& line, const RunHeader& header, int64_t after
   line.text("halfstep", HALFSTEP_VERSION);
   line.seconds("unix_time", now.count());
   line.text("unit", header.unit);
+  line.integer("ranks", header.ranks);
   line.text("configuration", header.configuration);
   line.open("machine");
   for (const auto& [name, value] : header.machine) line.text(name, value);
@@ -205,8 +217,14 @@ std::string_view step_line(JsonLine& line, const StepRecord& record) {
   put(line, "stalled_share", record.stalled_share);
   put(line, "saturated_share", record.saturated_share);
   put(line, "vanished_share", record.vanished_share);
+  const std::pair<std::string_view, const std::string&> most[] = {{"stalled_most", record.stalled_most},
+                                                                  {"saturated_most", record.saturated_most},
+                                                                  {"vanished_most", record.vanished_most}};
+  for (const auto& [key, name] : most)
+    if (!name.empty()) line.text(key, name);
   put(line, "share_of_peak", record.share_of_peak);
   put(line, "evaluation_loss", record.evaluation_loss);
+  if (!record.rank_losses.empty()) line.list("rank_losses", record.rank_losses);
   line.open("phases");
   line.seconds("forward", record.phases.forward);
   line.seconds("backward", record.phases.backward);
@@ -317,6 +335,10 @@ std::string_view probe_line(JsonLine& line, const ProbeRecord& record) {
   line.list("exponents", counts);
   line.list("fractions", fractions);
   line.list("saturated", stats.saturated);
+  if (record.summed_parts > 1) {
+    line.integer("summed_parts", record.summed_parts);
+    line.text("sum_type", record.sum_type);
+  }
   return line.end();
 }
 
@@ -338,6 +360,7 @@ std::string_view culprit_line(JsonLine& line, const CulpritRecord& record) {
   line.begin("culprit", record.step);
   line.seconds("seconds", record.seconds);
   line.integer("rank", record.rank);
+  line.list("ranks", record.ranks);
   line.text("op", record.op);
   line.text("inside", record.inside);
   line.text("layer", record.layer);

@@ -37,6 +37,7 @@ class JsonLine {
   void flag(std::string_view key, bool value);
   void text(std::string_view key, std::string_view value);
   void list(std::string_view key, std::span<const int64_t> values);
+  void list(std::string_view key, std::span<const double> values);
   void list(std::string_view key, std::span<const std::string> values);
   void open(std::string_view key);  ///< an object within
   void close();

@@ -50,6 +50,7 @@ HALFSTEP_API std::span<const OwnOp> own_ops();
 const OwnOp* own_op(std::string_view op);
 
 // The rows, each in a file of its own.
+OwnOp low_gelu();
 OwnOp low_logits_cross_entropy();
 OwnOp low_rows_attention();
 OwnOp low_rows_layer_norm();

@@ -46,6 +46,7 @@ Series smooth_of(const RunHistory& run, size_t index, const std::vector<Point>& 
 
 std::string loss_plot(Runs runs, const std::string& title, int64_t first_step, bool wide) {
   Plot plot = plot_over(runs, title);
+  plot.unit = loss_unit(runs.front());
   plot.wide = wide;
   plot.first_step = std::max(plot.first_step, first_step);
   plot.caption = "Lines: training, smoothed over a fiftieth of the run. Dots: held out.";
@@ -109,13 +110,15 @@ std::string overlay(Runs runs, Plot plot, bool smoothly, auto value) {
 std::string plots(Runs runs, const RunComparison& comparison) {
   Plot norm = plot_over(runs, "Gradient norm");
   norm.kind = AxisKind::Log10;
-  norm.unit = "smoothed";
+  norm.unit = "L2, smoothed";
   Plot scale = plot_over(runs, "Loss scale");
+  scale.unit = kLossScaleUnit;
   scale.kind = AxisKind::Log2;
   Plot speed = plot_over(runs, "Speed");
   speed.unit = runs.front().sittings.back().header.unit + "/s, smoothed";
   speed.from_zero = true;
   Plot rate = plot_over(runs, "Learning rate");
+  rate.unit = kLearningRateUnit;
   rate.from_zero = true;
   const auto always = [](auto StepRecord::* field) {
     return [field](const StepRecord& record) { return std::optional<double>(record.*field); };

@@ -36,6 +36,7 @@ main { max-width: 1240px; margin: 0 auto; padding: 28px 24px 56px; }
 h1 { font-size: 1.75rem; line-height: 1.2; margin: 0; font-weight: 650; letter-spacing: -.01em; overflow-wrap: anywhere; }
 h2 { font-size: 1.15rem; margin: 44px 0 14px; padding-top: 14px; border-top: 1px solid var(--rule); font-weight: 650; }
 h3 { font-size: .95rem; margin: 0; font-weight: 650; }
+section > h3 { margin: 26px 0 8px; }
 p { margin: .5em 0; }
 .quiet, .note, .unit { color: var(--quiet); }
 .unit { font-weight: 400; }

@@ -1,6 +1,9 @@
 #include <halfstep/error.h>
 #include <halfstep/printable.h>
 
+#include <rapidjson/error/en.h>
+#include <rapidjson/memorystream.h>
+#include <rapidjson/reader.h>
 #include <sys/stat.h>
 
 #include <bit>
@@ -9,10 +12,10 @@
 #include <fstream>
 #include <limits>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <variant>
 #include <vector>
 
@@ -34,7 +37,7 @@ class BadRecord : public Error {
 
 /// One line after another, kept flat as the parser tells of it: a tree of JSON takes three times as long, and
 /// a log has a line for each step. The memory of a line is used again for the next.
-class RecordReader : private nlohmann::json_sax<nlohmann::json> {
+class RecordReader {
  public:
   struct Object {};
   struct List {};
@@ -57,20 +60,24 @@ class RecordReader : private nlohmann::json_sax<nlohmann::json> {
   bool close();
   Field& add();
 
-  bool null() override { return put(Other{}); }
-  bool boolean(bool value) override { return put(value); }
-  bool number_integer(number_integer_t value) override { return put(int64_t{value}); }
-  bool number_unsigned(number_unsigned_t value) override;
-  bool number_float(number_float_t value, const string_t&) override { return put(double{value}); }
-  bool string(string_t& value) override { return put(std::move(value)); }
-  bool binary(binary_t&) override { return false; }
-  bool start_object(size_t) override { return open(Object{}); }
-  bool end_object() override { return close(); }
-  bool start_array(size_t) override { return open(List{}); }
-  bool end_array() override { return close(); }
-  bool key(string_t& name) override;
-  bool parse_error(size_t, const std::string&, const nlohmann::json::exception& fault) override;
+  // What RapidJSON calls.
+  friend rapidjson::Reader;
+  bool Null() { return put(Other{}); }
+  bool Bool(bool value) { return put(value); }
+  bool Int(int value) { return put(int64_t{value}); }
+  bool Uint(unsigned value) { return put(int64_t{value}); }
+  bool Int64(int64_t value) { return put(value); }
+  bool Uint64(uint64_t value);
+  bool Double(double value) { return put(value); }
+  bool RawNumber(const char*, rapidjson::SizeType, bool) { return false; }  // of a flag that is not set
+  bool String(const char* text, rapidjson::SizeType bytes, bool) { return put(std::string(text, bytes)); }
+  bool Key(const char* name, rapidjson::SizeType bytes, bool);
+  bool StartObject() { return open(Object{}); }
+  bool EndObject(rapidjson::SizeType) { return close(); }
+  bool StartArray() { return open(List{}); }
+  bool EndArray(rapidjson::SizeType) { return close(); }
 
+  rapidjson::Reader parser_{};
   std::vector<Field> fields_{};
   size_t count_ = 0;
   std::vector<size_t> open_{};
@@ -93,6 +100,7 @@ class Fields {
   bool has(std::string_view name) const { return find(name) != nullptr; }
   Fields within(std::string_view name) const;
   std::vector<int64_t> integers(std::string_view name) const;
+  std::vector<double> numbers(std::string_view name) const;
   std::vector<std::string> texts(std::string_view name) const;
 
   /// In the order of the line.
@@ -112,7 +120,6 @@ class Fields {
   mutable size_t next_ = 0;  // where to look first: fields are mostly asked for in the order of the line
 };
 
-using nlohmann::json;
 using Field = RecordReader::Field;
 
 constexpr size_t kMostFields = 100'000, kMostNesting = 16;
@@ -122,13 +129,19 @@ constexpr size_t kMostFields = 100'000, kMostNesting = 16;
 }
 
 const std::vector<Field>& RecordReader::read(std::string_view line) {
-  // nlohmann 3.11 takes a NUL for the end of the text.
+  // RapidJSON takes a NUL for the end of the text.
   if (line.find('\0') != std::string_view::npos) throw BadRecord("has a NUL byte.");
   if (fields_.empty()) fields_.emplace_back();
   fields_.front() = {.within = std::numeric_limits<size_t>::max(), .value = Other{}};
   count_ = 1;
   open_.clear();
-  json::sax_parse(line, static_cast<nlohmann::json_sax<json>*>(this));
+  // Iterative: nesting must not end the stack.
+  constexpr unsigned kFlags = rapidjson::kParseIterativeFlag | rapidjson::kParseFullPrecisionFlag |
+                              rapidjson::kParseValidateEncodingFlag;
+  rapidjson::MemoryStream stream(line.data(), line.size());
+  if (const auto end = parser_.Parse<kFlags>(stream, *this); end.IsError())
+    throw BadRecord(detail::concat("is not valid JSON: ", rapidjson::GetParseError_En(end.Code()), " Byte ",
+                                   end.Offset() + 1, "."));
   if (!std::holds_alternative<Object>(fields_.front().value)) throw BadRecord("is no object of JSON.");
   return fields_;
 }
@@ -162,21 +175,15 @@ bool RecordReader::close() {
   return true;
 }
 
-bool RecordReader::number_unsigned(number_unsigned_t value) {
+bool RecordReader::Uint64(uint64_t value) {
   if (value <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
     return put(static_cast<int64_t>(value));
   return put(static_cast<double>(value));
 }
 
-bool RecordReader::key(string_t& name) {
-  add().name.swap(name);
+bool RecordReader::Key(const char* name, rapidjson::SizeType bytes, bool) {
+  add().name.assign(name, bytes);
   return true;
-}
-
-bool RecordReader::parse_error(size_t, const std::string&, const json::exception& fault) {
-  // The message repeats the token at fault, however long it is.
-  throw BadRecord(detail::concat(
-      "is not valid JSON: ", printable(std::string_view(fault.what()).substr(0, 300), Unprintable::Escaped)));
 }
 
 const Field* Fields::find(std::string_view name) const {
@@ -207,8 +214,9 @@ int64_t Fields::exponent(std::string_view name) const {
   return *value;
 }
 
-double Fields::number(std::string_view name) const {
-  const auto& value = at(name).value;
+/// Nothing where it is none.
+std::optional<double> number_in(const Field& field) {
+  const auto& value = field.value;
   if (const auto* number = std::get_if<double>(&value)) return *number;
   if (const auto* whole = std::get_if<int64_t>(&value)) return static_cast<double>(*whole);
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -217,6 +225,11 @@ double Fields::number(std::string_view name) const {
     if (*word == "Infinity") return kInfinity;
     if (*word == "-Infinity") return -kInfinity;
   }
+  return std::nullopt;
+}
+
+double Fields::number(std::string_view name) const {
+  if (const auto number = number_in(at(name))) return *number;
   refuse(name, "a number, \"NaN\", \"Infinity\" or \"-Infinity\"");
 }
 
@@ -250,15 +263,23 @@ std::vector<Value> Fields::list(std::string_view name, const char* wanted) const
   const auto list = static_cast<size_t>(&field - all_.data());
   std::vector<Value> values;
   for (size_t i = list + 1; i < count_ && all_[i].within >= list; ++i) {
-    const auto* const value = std::get_if<Value>(&all_[i].value);
-    if (value == nullptr) refuse(name, wanted);
-    values.push_back(*value);
+    std::optional<Value> value;
+    if constexpr (std::is_same_v<Value, double>)
+      value = number_in(all_[i]);
+    else if (const auto* found = std::get_if<Value>(&all_[i].value))
+      value = *found;
+    if (!value) refuse(name, wanted);
+    values.push_back(*std::move(value));
   }
   return values;
 }
 
 std::vector<int64_t> Fields::integers(std::string_view name) const {
   return list<int64_t>(name, "a list of whole numbers");
+}
+
+std::vector<double> Fields::numbers(std::string_view name) const {
+  return list<double>(name, "a list of numbers");
 }
 
 std::vector<std::string> Fields::texts(std::string_view name) const {
@@ -332,6 +353,10 @@ StepRecord step_of(const Fields& fields) {
     record.why = fields.text("why");
     record.parameter = fields.text("parameter");
   }
+  if (fields.has("stalled_most")) record.stalled_most = fields.text("stalled_most");
+  if (fields.has("saturated_most")) record.saturated_most = fields.text("saturated_most");
+  if (fields.has("vanished_most")) record.vanished_most = fields.text("vanished_most");
+  if (fields.has("rank_losses")) record.rank_losses = fields.numbers("rank_losses");
   if (fields.has("memory")) record.memory = memory_of(fields.within("memory"));
   return record;
 }
@@ -365,6 +390,8 @@ CulpritRecord culprit_of(const Fields& fields) {
   return {.step = fields.integer("step"),
           .seconds = fields.number("seconds"),
           .rank = fields.integer("rank"),
+          // Earlier versions told of the first alone.
+          .ranks = fields.has("ranks") ? fields.integers("ranks") : std::vector<int64_t>(),
           .op = word_of(fields, "op"),
           .inside = word_of(fields, "inside"),
           .layer = word_of(fields, "layer"),
@@ -409,6 +436,8 @@ RunHistory::Sitting sitting_of(const Fields& fields) {
       .unix_time = fields.number("unix_time"),
       .header = {
           .configuration = fields.text("configuration"), .machine = {}, .unit = word_of(fields, "unit")}};
+  // Logs of earlier versions do not say: one, or more.
+  if (fields.has("ranks")) sitting.header.ranks = fields.integer("ranks");
   const Fields machine = fields.within("machine");
   for (const std::string_view name : machine.names())
     sitting.header.machine.emplace_back(name, machine.text(name));
@@ -453,7 +482,9 @@ class HistoryBuilder {
                   .seconds = seconds(),
                   .role = word_of(fields, "role"),
                   .name = word_of(fields, "name"),
-                  .packed = packed_of(fields)});
+                  .packed = packed_of(fields),
+                  .summed_parts = fields.has("summed_parts") ? fields.integer("summed_parts") : 1,
+                  .sum_type = fields.has("sum_type") ? word_of(fields, "sum_type") : ""});
     else if (kind == "shadow")
       run_.shadows.push_back({.step = step,
                               .seconds = seconds(),

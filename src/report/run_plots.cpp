@@ -23,6 +23,12 @@ std::pair<int64_t, int64_t> step_range(const RunHistory& run) {
   return {first, last};
 }
 
+std::string loss_unit(const RunHistory& run) {
+  const auto config = configuration_of(run);
+  const bool is_own_model = config && (config->model.kind || config->model.from);
+  return is_own_model ? "cross-entropy, nats" : "of a batch, in the task's unit";
+}
+
 Plot plot_of(const RunHistory& run, const std::string& title) {
   const auto [first, last] = step_range(run);
   Plot plot{.title = title, .first_step = first, .last_step = last};
@@ -109,9 +115,11 @@ std::string loss_plot(const RunHistory& run, Plot plot) {
 
 std::string loss_plots(const RunHistory& run) {
   Plot whole = plot_of(run, "Loss");
+  whole.unit = loss_unit(run);
   whole.wide = true;
   if (std::ssize(run.steps) < 2 * kFewSteps) return loss_plot(run, whole);
   Plot end = plot_of(run, "Loss, second half");
+  end.unit = whole.unit;
   end.first_step = run.steps[run.steps.size() / 2].step;
   std::erase_if(end.resumed_after, [&](int64_t step) { return step < end.first_step; });
   return loss_plot(run, whole) + loss_plot(run, end);
@@ -119,6 +127,7 @@ std::string loss_plots(const RunHistory& run) {
 
 std::string loss_scale_plot(const RunHistory& run) {
   Plot plot = plot_of(run, "Loss scale");
+  plot.unit = kLossScaleUnit;
   plot.kind = AxisKind::Log2;
   plot.marks.name = "skipped";
   for (const StepRecord& record : run.steps)
@@ -132,8 +141,9 @@ std::string training_plots(const RunHistory& run) {
   if (run.steps.empty()) return "<p class=\"none\">No step was logged.</p>";
   Plot norm = plot_of(run, "Gradient norm");
   norm.kind = AxisKind::Log10;
-  norm.unit = "before clipping";
+  norm.unit = "L2, before clipping";
   Plot rate = plot_of(run, "Learning rate");
+  rate.unit = kLearningRateUnit;
   rate.from_zero = true;
   return loss_plots(run) + single_plot(run, rate, 3, false, points_of_field(run, &StepRecord::lr)) +
          single_plot(run, norm, 1, true, points_of_field(run, &StepRecord::grad_norm)) +

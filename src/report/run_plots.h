@@ -24,6 +24,12 @@ std::pair<int64_t, int64_t> step_range(const RunHistory& run);
 /// A plot over all steps of the run, with a line where it was resumed.
 Plot plot_of(const RunHistory& run, const std::string& title);
 
+/// What its loss is measured in.
+std::string loss_unit(const RunHistory& run);
+// These two have none, and say so.
+inline constexpr const char *kLearningRateUnit = "factor on the update",
+                            *kLossScaleUnit = "factor on the loss";
+
 std::vector<Point> points_of_field(const RunHistory& run, double StepRecord::* field);
 std::vector<Point> points_of_field(const RunHistory& run, std::optional<double> StepRecord::* field);
 

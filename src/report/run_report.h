@@ -49,6 +49,8 @@ struct RunHistory {
     double seconds = 0.0;
     std::string role, name;
     std::vector<int64_t> packed{};
+    int64_t summed_parts = 1;
+    std::string sum_type{};
 
     TensorStats stats() const { return TensorStats::unpacked(packed); }
   };

@@ -135,7 +135,8 @@ std::string verdict_of(const RunHistory& run, const RunSummary& summary) {
 }  // namespace
 
 std::vector<Finding> findings_of(const RunHistory& run) {
-  int64_t ranks = 1;  // at least: a log does not count them
+  int64_t ranks = run.sittings.back().header.ranks;
+  // At least: logs of earlier versions do not count them.
   for (const CulpritRecord& each : run.culprits) ranks = std::max(ranks, each.rank + 1);
   const auto config = report::configuration_of(run);
   FindingWatch watch(config ? run_setup(*config, ranks) : RunSetup{.ranks = ranks});
@@ -149,7 +150,9 @@ std::vector<Finding> findings_of(const RunHistory& run) {
                                    .seconds = probe->seconds,
                                    .role = probe->role,
                                    .name = probe->name,
-                                   .stats = probe->stats()});
+                                   .stats = probe->stats(),
+                                   .summed_parts = probe->summed_parts,
+                                   .sum_type = probe->sum_type});
     for (; culprit != run.culprits.end() && culprit->step <= step; ++culprit) (void)watch.take(*culprit);
   };
   for (const StepRecord& step : run.steps) {

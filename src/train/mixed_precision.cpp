@@ -31,6 +31,7 @@
 #include "tensor/update_path.h"
 #include "tensor/vector_math.h"
 #include "train/accumulator.h"
+#include "train/backward_root.h"
 #include "train/contents.h"
 #include "train/grad_hooks.h"
 #include "train/weight_file.h"
@@ -199,13 +200,25 @@ void check_same_on_all_ranks(const MixedPrecisionOptions& options, const Precisi
   const auto gathered = [&](const std::vector<int64_t>& mine) {
     return ranks.gathered(at::tensor(mine, at::kLong));
   };
-  const at::Tensor counts = gathered(
-      {static_cast<int64_t>(contents.parameters.size()), static_cast<int64_t>(contents.buffers.size())});
+  // One number for all of them travels to every rank; where it differs, all look closer.
+  const std::string_view as_bytes(reinterpret_cast<const char*>(prints.data()),
+                                  prints.size() * sizeof prints[0]);
+  const at::Tensor brief = gathered({static_cast<int64_t>(contents.parameters.size()),
+                                     static_cast<int64_t>(contents.buffers.size()),
+                                     static_cast<int64_t>(std::hash<std::string_view>()(as_bytes))});
+  const auto* const told = brief.const_data_ptr<int64_t>();
+  constexpr std::size_t kTold = 3;
+  const auto number_of = [&](int rank, std::size_t i) {
+    return told[static_cast<std::size_t>(rank) * kTold + i];
+  };
   for (int rank = 1; rank < ranks.size(); ++rank)
-    HALFSTEP_CHECK(counts[rank].equal(counts[0]), "MixedPrecision: rank ", rank, "'s model has ",
-                   counts[rank][0].item<int64_t>(), " parameters and ", counts[rank][1].item<int64_t>(),
-                   " buffers, rank 0's ", counts[0][0].item<int64_t>(), " and ", counts[0][1].item<int64_t>(),
+    HALFSTEP_CHECK(number_of(rank, 0) == number_of(0, 0) && number_of(rank, 1) == number_of(0, 1),
+                   "MixedPrecision: rank ", rank, "'s model has ", number_of(rank, 0), " parameters and ",
+                   number_of(rank, 1), " buffers, rank 0's ", number_of(0, 0), " and ", number_of(0, 1),
                    ". All ranks train one model.");
+  bool same = true;
+  for (int rank = 1; rank < ranks.size(); ++rank) same &= number_of(rank, 2) == number_of(0, 2);
+  if (same) return;
   const at::Tensor all = gathered(prints);
   for (int rank = 1; rank < ranks.size(); ++rank)
     for (std::size_t i = 0; i < prints.size(); ++i) {
@@ -576,6 +589,14 @@ struct MixedPrecision::Impl {
       if (numbers[amaxes + i]) take_first_ranks(reducer->ranks(), present[i].second);
   }
 
+  at::Tensor root_of(const at::Tensor& loss) {
+    const int ranks = options.ranks.size();
+    if (on_device && precision.loss_scaling)
+      return train::backward_root(loss, &on_device->scale, ranks, options.reduction);
+    const double scale = scaler.state.loss_scale;
+    return train::backward_root(loss, precision.loss_scaling ? &scale : nullptr, ranks, options.reduction);
+  }
+
   /// Whether the gradients of this backward may leave before it is over.
   bool may_leave_early(const BackwardOptions& backward) const {
     return reducer && !reducer->canonical() &&
@@ -756,6 +777,7 @@ void MixedPrecision::set_observer(std::weak_ptr<StepObserver> observer) {
 const Precision& MixedPrecision::precision() const { return impl_->precision; }
 const Ranks& MixedPrecision::ranks() const { return impl_->options.ranks; }
 const RankReduction& MixedPrecision::reduction() const { return impl_->options.reduction; }
+Accumulation MixedPrecision::accumulation() const { return impl_->options.accumulation; }
 Sharding MixedPrecision::sharding() const { return impl_->options.sharding; }
 const std::vector<LayerPlan>& MixedPrecision::layers() const { return impl_->layers; }
 std::vector<LayerPlan> MixedPrecision::layers_under(const Precision& precision) const {
@@ -776,19 +798,34 @@ const PrecisionSupport& MixedPrecision::support() const {
 }
 std::optional<QuantisedShares> MixedPrecision::take_quantised_shares() {
   if (!impl_->quant) return std::nullopt;
+  const auto share = [](int64_t count, int64_t elements) {
+    return static_cast<double>(count) / static_cast<double>(elements);
+  };
   QuantiseShares sum;
-  for (const auto& layer : impl_->quant->layers())
+  QuantisedShares shares;
+  double highest_saturated = 0.0, highest_vanished = 0.0;
+  const auto note = [](double found, const std::string& name, double& highest, std::string& most) {
+    if (found > highest) highest = found, most = name;
+  };
+  for (const auto& layer : impl_->quant->layers()) {
+    QuantiseShares own;
     for (int role = 0; role < kRoles; ++role) {
       const QuantiseShares found = layer->take_shares(static_cast<Role>(role));
-      sum.elements += found.elements;
-      sum.saturated += found.saturated;
-      sum.vanished += found.vanished;
+      own.elements += found.elements;
+      own.saturated += found.saturated;
+      own.vanished += found.vanished;
     }
+    if (own.elements == 0) continue;
+    note(share(own.saturated, own.elements), layer->name(), highest_saturated, shares.most_saturated);
+    note(share(own.vanished, own.elements), layer->name(), highest_vanished, shares.most_vanished);
+    sum.elements += own.elements;
+    sum.saturated += own.saturated;
+    sum.vanished += own.vanished;
+  }
   if (sum.elements == 0) return std::nullopt;
-  const auto share = [&](int64_t count) {
-    return static_cast<double>(count) / static_cast<double>(sum.elements);
-  };
-  return QuantisedShares{.saturated = share(sum.saturated), .vanished = share(sum.vanished)};
+  shares.saturated = share(sum.saturated, sum.elements);
+  shares.vanished = share(sum.vanished, sum.elements);
+  return shares;
 }
 double MixedPrecision::loss_scale() const { return loss_scale_state().loss_scale; }
 const LossScaleState& MixedPrecision::loss_scale_state() const {
@@ -836,14 +873,7 @@ void MixedPrecision::backward(const at::Tensor& loss, BackwardOptions options) {
       "MixedPrecision: a second backward in one step, whose gradients are with the other ranks already. Ask "
       "for Accumulation::Fp32 where several losses or micro-batches make a step.");
   const MemoryClassScope memory(MemoryClass::Gradient);
-  // In FP32: 2^16 times a loss of 2 is Inf in FP16.
-  at::Tensor root = loss;
-  if (impl_->precision.loss_scaling)
-    root =
-        impl_->on_device ? loss.to(at::kFloat) * impl_->on_device->scale : loss.to(at::kFloat) * loss_scale();
-  // The mean over ranks is the sum of what each has of it, as the mean over micro-batches is.
-  if (impl_->reducer && !impl_->reducer->canonical() && impl_->reducer->ranks().size() > 1)
-    root = root.to(at::kFloat) / impl_->reducer->ranks().size();
+  const at::Tensor root = impl_->root_of(loss);
   if (impl_->reducer) impl_->accumulator->begin_backward(impl_->params);
   try {
     std::optional<ShardedWeights::Use> use;

@@ -10,10 +10,13 @@
 
 #include <algorithm>
 #include <bit>
+#include <deque>
 #include <exception>
 #include <limits>
 #include <map>
 #include <mutex>
+#include <nlohmann/json.hpp>
+#include <set>
 #include <unordered_map>
 
 #include "diagnose/aside.h"
@@ -67,16 +70,19 @@ struct Probe::State final : StepObserver, std::enable_shared_from_this<Probe::St
   std::map<std::string, TensorStats> activations;       // of this step's micro-batches
   std::vector<at::Tensor> before;                       // the weights, for the update
   std::string last_layer;
+  int64_t forwards = 0;               // of this step, with gradients
+  bool is_summed_by_autograd = true;  // where gradients of several forwards are one sum
 
   /// From 40 looks on half as often, and again whenever their number has doubled: a run of weeks has some
   /// hundred.
-  bool samples() const {
-    if (step == 1) return true;
-    if (step % options.every != 0) return false;
+  bool samples(int64_t number) const {
+    if (number == 1) return true;
+    if (number % options.every != 0) return false;
     int64_t stride = 1;
-    while (step / options.every > 40 * stride) stride *= 2;
-    return step / options.every % stride == 0;
+    while (number / options.every > 40 * stride) stride *= 2;
+    return number / options.every % stride == 0;
   }
+  bool samples() const { return samples(step); }
 
   void add(const std::string& role, const std::string& name, const TensorStats& stats) {
     records.push_back({.step = step, .seconds = 0, .role = role, .name = name, .stats = stats});
@@ -103,6 +109,8 @@ struct Probe::State final : StepObserver, std::enable_shared_from_this<Probe::St
       // A forward that threw, or was an evaluation, is no part of a step.
       if (!has_gradients_ || std::uncaught_exceptions() > exceptions_)
         state_->activations = std::move(before_);
+      else if (!outer_)
+        ++state_->forwards;
     }
     Watching(const Watching&) = delete;
     Watching& operator=(const Watching&) = delete;
@@ -197,10 +205,16 @@ struct Probe::State final : StepObserver, std::enable_shared_from_this<Probe::St
     activations.clear();
     for (const Param& param : params) {
       const at::Tensor& grad = param.working.grad();
-      if (grad.defined() && training_format(grad.scalar_type()))
+      if (grad.defined() && training_format(grad.scalar_type())) {
         add("gradient", param.name, statistics_of(grad));
+        if (is_summed_by_autograd && forwards > 1 && grad.scalar_type() != at::kFloat) {
+          records.back().summed_parts = forwards;
+          records.back().sum_type = grad.scalar_type() == at::kBFloat16 ? "bf16" : "fp16";
+        }
+      }
       before.push_back(full_precision(param));
     }
+    forwards = 0;
   }
 
   void end_step(const std::vector<Param>& params) override {
@@ -214,6 +228,7 @@ struct Probe::State final : StepObserver, std::enable_shared_from_this<Probe::St
     }
     before.clear();
     activations.clear();
+    forwards = 0;
     complete = records.size();
     ++step;
   }
@@ -221,6 +236,7 @@ struct Probe::State final : StepObserver, std::enable_shared_from_this<Probe::St
   void drop_step() override {
     before.clear();
     activations.clear();
+    forwards = 0;
     records.resize(complete);
   }
 };
@@ -228,6 +244,7 @@ struct Probe::State final : StepObserver, std::enable_shared_from_this<Probe::St
 Probe::Probe(MixedPrecision& mp, ProbeOptions options) : state_(std::make_shared<State>()) {
   HALFSTEP_CHECK(options.every >= 1, "Probe: every is ", options.every, ", expected 1 or more.");
   state_->options = options;
+  state_->is_summed_by_autograd = mp.accumulation() == Accumulation::None;
   mp.set_observer(state_);
 }
 
@@ -236,19 +253,93 @@ Probe::~Probe() = default;
 void Probe::set_step(int64_t number) {
   state_->step = number;
   state_->activations.clear();  // of a forward that was no step's
+  state_->forwards = 0;
 }
+
+bool Probe::looks_at(int64_t number) const { return state_->samples(number); }
 
 std::vector<ProbeRecord> Probe::take() {
   state_->complete = 0;
   return std::exchange(state_->records, {});
 }
 
+namespace {
+
+/// What a record is of, so that the same ones of all ranks are put together.
+std::string key_of(const ProbeRecord& record) {
+  return nlohmann::json({record.step, record.role, record.name})
+      .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+/// Whether all ranks have records of the same, in the same order.
+bool are_alike(const std::vector<ProbeRecord>& records, const Ranks& ranks) {
+  std::uint64_t hash = 1469598103934665603u;
+  for (const ProbeRecord& record : records)
+    for (const char letter : key_of(record))
+      hash = (hash ^ static_cast<unsigned char>(letter)) * 1099511628211u;
+  const auto number = static_cast<int64_t>(hash >> 2);
+  const at::Tensor ends = at::zeros({2}, at::kLong);
+  auto* const numbers = ends.mutable_data_ptr<int64_t>();
+  numbers[0] = number, numbers[1] = -number;
+  ranks.largest(ends);
+  return numbers[0] == -numbers[1];
+}
+
+/// Ranks whose batches took different ways through the model have records of different layers: each gets one
+/// of whatever any has, in the same order. What is left in its statistics is to be added up over ranks: with
+/// `parts`, and of activations, this rank's; of what all have alike, those of the first that has it.
+std::vector<ProbeRecord> united(std::vector<ProbeRecord> records, const Ranks& ranks, bool parts) {
+  using nlohmann::json;
+  std::map<std::string, std::deque<ProbeRecord*>> own;  // several of the same, one after another
+  json told = json::array();
+  for (ProbeRecord& record : records) {
+    const std::string key = key_of(record);
+    own[key].push_back(&record);
+    told.push_back({{"key", key}, {"number", own[key].size()}});
+  }
+  // All keys by step, each with the first rank that has it.
+  const std::string verdict = ranks.decided(
+      "the tensors that a probe has seen", told.dump(), [](const std::vector<std::string>& texts) {
+        std::vector<json> all;
+        std::set<json> known;
+        for (std::size_t rank = 0; rank < texts.size(); ++rank)
+          for (const json& each : json::parse(texts[rank]))
+            if (known.insert(each).second) all.push_back({{"key", each["key"]}, {"rank", rank}});
+        std::ranges::stable_sort(all, std::ranges::less(), [](const json& each) {
+          return json::parse(each["key"].get<std::string>())[0].get<int64_t>();
+        });
+        return json(all).dump();
+      });
+  std::vector<ProbeRecord> all;
+  for (const json& each : json::parse(verdict)) {
+    const std::string text = each["key"];
+    auto& mine = own[text];
+    if (mine.empty()) {
+      const json key = json::parse(text);
+      all.push_back({.step = key[0], .seconds = 0, .role = key[1], .name = key[2]});
+      continue;
+    }
+    all.push_back(std::move(*mine.front()));
+    mine.pop_front();
+    const bool adds_up = parts || all.back().role == "activation";
+    if (!adds_up && each["rank"] != ranks.rank()) all.back().stats = TensorStats{};
+  }
+  return all;
+}
+
+}  // namespace
+
 std::vector<ProbeRecord> merged_over_ranks(std::vector<ProbeRecord> records, const Ranks& ranks, bool parts) {
-  if (ranks.size() == 1 || records.empty()) return records;
+  if (ranks.size() == 1) return records;
+  if (!are_alike(records, ranks)) {
+    records = united(std::move(records), ranks, parts);
+    parts = true;
+  }
   // What all ranks have alike is not added up.
   std::vector<TensorStats*> summed;
   for (ProbeRecord& record : records)
     if (parts || record.role == "activation") summed.push_back(&record.stats);
+  if (summed.empty()) return records;
   const auto count = static_cast<int64_t>(summed.size());
   constexpr int64_t kFractions = 6;
   constexpr int64_t kNumbers = 4 + 256 + 23 + kFractions * TensorStats::kBinades + 5;

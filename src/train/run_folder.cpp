@@ -44,8 +44,11 @@ std::string size_text(Bytes bytes) {
   return bytes_text(static_cast<double>(bytes));
 }
 
-RunHeader header_of(const ResolvedConfig& resolved, const std::string& unit) {
-  RunHeader header{.configuration = to_toml(resolved, /*with_origins=*/false), .machine = {}, .unit = unit};
+RunHeader header_of(const ResolvedConfig& resolved, const std::string& unit, int64_t ranks) {
+  RunHeader header{.configuration = to_toml(resolved, /*with_origins=*/false),
+                   .machine = {},
+                   .unit = unit,
+                   .ranks = ranks};
   for (const auto& [name, value] : fingerprint()) header.machine.emplace_back(name, value);
   return header;
 }
@@ -227,7 +230,7 @@ void RunFolder::begin(const std::string& unit, uint64_t checkpoint_bytes, RunWat
 }
 
 std::optional<std::string> RunFolder::open_logs(const std::string& unit) {
-  const RunHeader header = header_of(resolved_, unit);
+  const RunHeader header = header_of(resolved_, unit, shards_.processes);
   // One or both may have been moved away.
   const bool is_there = step_ > 0 || fs::exists(folder_ / "log.jsonl") || fs::exists(folder_ / "log.csv");
   // The old ones go once the new ones are open: going back may be refused, and the end is told all the same.

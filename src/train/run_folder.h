@@ -45,6 +45,7 @@ class FolderClaim {
 struct RunShards {
   CheckpointRanks ranks{};
   std::function<std::map<std::string, StateDict>()> live_parts{};
+  int64_t processes = 1;  ///< that train this run, with parts or without
 
   bool are_there() const { return ranks.size > 1; }
   /// Of this rank, to load what is its own; nothing where one process has all.

@@ -245,12 +245,13 @@ class Trainer::Impl::Run {
   }
 
   static train::RunShards shards_of(Impl& trainer) {
-    if (!trainer.training.is_sharded()) return {};
+    if (!trainer.training.is_sharded()) return {.processes = trainer.ranks.size()};
     return {
         .ranks = {.rank = trainer.ranks.rank(),
                   .size = trainer.ranks.size(),
                   .decided = [ranks = trainer.ranks](const auto&... what) { return ranks.decided(what...); }},
-        .live_parts = [&trainer] { return trainer.training.live_parts(); }};
+        .live_parts = [&trainer] { return trainer.training.live_parts(); },
+        .processes = trainer.ranks.size()};
   }
 
   /// Which checkpoint rank 0 goes on from, if it does.
@@ -344,7 +345,8 @@ class Trainer::Impl::Run {
       throw;
     }
     if (evaluation) record.evaluation_loss = evaluation->loss;
-    if (due(record.step, config_.log.every) || record.skipped || evaluation || trainer_.last(record.step))
+    if (due(record.step, config_.log.every) || record.skipped || evaluation || trainer_.last(record.step) ||
+        !record.rank_losses.empty())
       folder_.write(record);
     watcher_.step(record);
     tell_health(record);

@@ -19,10 +19,10 @@
 #include <cmath>
 #include <map>
 #include <mutex>
-#include <nlohmann/json.hpp>
 
 #include "tensor/transfers.h"
 #include "tensor/update_path.h"
+#include "train/backward_root.h"
 #include "train/choices.h"
 #include "train/phase_clock.h"
 #include "train/tasks.h"
@@ -150,36 +150,6 @@ std::unique_ptr<Task> placed(const RunConfig& config, std::unique_ptr<Task> task
   return task;
 }
 
-/// That of the first rank that has one.
-std::optional<CulpritRecord> told_culprit(const Ranks& ranks, std::optional<CulpritRecord> mine) {
-  if (ranks.size() == 1) return mine;
-  std::string text;
-  if (mine)
-    text = nlohmann::json{mine->step,    mine->rank,      mine->op,
-                          mine->inside,  mine->layer,     mine->direction,
-                          mine->inputs,  mine->output,    mine->precision_is_cause,
-                          mine->verdict, mine->propagated}
-               .dump();
-  const std::string first =
-      ranks.decided("the culprit of a step", text, [](const std::vector<std::string>& texts) {
-        const auto found = std::ranges::find_if(texts, [](const std::string& each) { return !each.empty(); });
-        return found == texts.end() ? std::string() : *found;
-      });
-  if (first.empty()) return std::nullopt;
-  const auto values = nlohmann::json::parse(first);
-  return CulpritRecord{.step = values[0],
-                       .rank = values[1],
-                       .op = values[2],
-                       .inside = values[3],
-                       .layer = values[4],
-                       .direction = values[5],
-                       .inputs = values[6],
-                       .output = values[7],
-                       .precision_is_cause = values[8],
-                       .verdict = values[9],
-                       .propagated = values[10]};
-}
-
 ShadowOptions shadow_options(RunConfig config, const TrainerShadow& shadow) {
   ShadowOptions options{.every = shadow.every};
   config.precision.keep_high.clear();  // what to keep high is what is asked
@@ -236,6 +206,7 @@ void Training::step(int64_t number, EventFile* histograms) {
   reset_peak(device);
   PhaseClock clock;
   const auto beginning = beginning_if_traced();
+  latest_step_ = number;
   if (probe_) probe_->set_step(number);
   if (shadow_) shadow_->set_step(number);
   if (ranks().size() > 1 && !whole_batches) seed_part(config_, number, ranks().rank());
@@ -259,6 +230,9 @@ void Training::step(int64_t number, EventFile* histograms) {
     clock.lap(record.phases.backward);
   }
   if (whole_batches) seed_part(config_, number, batch_count);  // what follows, too, is the same on all
+  // An accelerator would have to be waited for.
+  if (ranks().size() > 1 && probe_ && probe_->looks_at(number) && !on_accelerator_)
+    record.rank_losses = rank_losses(losses, mine);
   record.loss = mean_of(losses);
   precision_.close_sum();
   const GradSummary grads = precision_.inspect_grads();
@@ -280,6 +254,8 @@ void Training::step(int64_t number, EventFile* histograms) {
   if (const auto shares = precision_.take_quantised_shares()) {
     record.saturated_share = shares->saturated;
     record.vanished_share = shares->vanished;
+    record.saturated_most = shares->most_saturated;
+    record.vanished_most = shares->most_vanished;
   }
   if (beginning && grads.any()) {
     skips_in_a_row_ = grads.finite() ? 0 : skips_in_a_row_ + 1;
@@ -288,7 +264,7 @@ void Training::step(int64_t number, EventFile* histograms) {
     const bool is_trouble =
         !std::isfinite(record.loss) ||
         (!grads.finite() && (!precision_.precision().loss_scaling || skips_in_a_row_ >= 3));
-    if (is_trouble) trace(number, *beginning);
+    if (is_trouble) trace(number, *beginning, grads);
   }
   between_steps_ = true;
   record.memory = memory_of_step(device);
@@ -298,12 +274,13 @@ void Training::step(int64_t number, EventFile* histograms) {
 }
 
 std::vector<ProbeRecord> Training::probes() {
-  if (!probe_) return {};
+  // All ranks look at the same steps; the others exchange nothing.
+  if (!probe_ || !probe_->looks_at(latest_step_)) return {};
   return merged_over_ranks(probe_->take(), ranks(), is_sharded());
 }
 
 std::optional<Training::Beginning> Training::beginning_if_traced() const {
-  constexpr int64_t kMostTraces = 5;
+  constexpr int64_t kMostTraces = 8;  // of 2 ranks so many say whether one differs
   // On an accelerator a skip is known later; weights in parts are not there outside a step's own backward.
   if (!config_.watch.trace_on_skip || on_accelerator_ || gathers_weights() || traces_ >= kMostTraces)
     return std::nullopt;
@@ -318,7 +295,7 @@ std::optional<Training::Beginning> Training::beginning_if_traced() const {
   }
 }
 
-void Training::trace(int64_t step, const Beginning& beginning) {
+void Training::trace(int64_t step, const Beginning& beginning, const GradSummary& grads) {
   ++traces_;
   const Beginning after{.task = on_host(task_->state_dict()), .random = random_state()};
   std::vector<at::Tensor> buffers;
@@ -330,38 +307,67 @@ void Training::trace(int64_t step, const Beginning& beginning) {
   const RankShare mine =
       whole_batches ? ranks().share(batch_count) : RankShare{.first = 0, .count = batch_count};
   if (ranks().size() > 1 && !whole_batches) seed_part(config_, step, ranks().rank());
-  std::optional<CulpritRecord> culprit;
-  try {
-    for (int64_t batch = 0; batch < batch_count && !culprit; ++batch) {
+  Retrace found;
+  std::optional<FailedSum> failed_sum;
+  // No micro-batch's gradients were at fault, but what they were added up to.
+  if (grads.any() && !grads.finite() && grads.micro_batch() < 0 && batch_count * ranks().size() > 1) {
+    failed_sum.emplace(FailedSum{.parameter = grads.first_bad(),
+                                 .micro_batches = mine.count,
+                                 .type = precision_.reduction().type,
+                                 .loss_scale = beginning.loss_scale});
+    const auto named = task_->model().named_parameters();
+    if (const at::Tensor* parameter = named.find(grads.first_bad())) found.sum.emplace(*parameter);
+  }
+  for (int64_t batch = 0; batch < batch_count; ++batch) {
+    // With ranks all look at as many as the step had: they may exchange something in forward.
+    if (found.culprit && ranks().size() == 1) break;
+    try {
       task_->take_batch();
-      if (batch < mine.first || batch >= mine.first + mine.count) continue;
-      if (whole_batches) seed_part(config_, step, batch);
-      OpTracer tracer(precision_.params());
-      const at::Tensor loss = precision_.forward([&] { return task_->loss(); });
-      // Not precision_.backward: the loss scale is the next step's by now, and this is no step.
-      const at::Tensor root = loss.to(at::kFloat) * (beginning.loss_scale / static_cast<double>(batch_count));
-      tracer.watch_backward(root);
-      root.backward();
-      culprit = tracer.culprit(loss);
-      precision_.zero_grad();
+      if (batch >= mine.first && batch < mine.first + mine.count) {
+        if (whole_batches) seed_part(config_, step, batch);
+        look_again(beginning.loss_scale, found);
+      }
+    } catch (const std::exception&) {
+      // The step itself was taken without trouble: looking at it again must not end the run.
+      found.complete = false;
     }
-  } catch (const std::exception&) {
-    precision_
-        .zero_grad();  // the step itself was taken without trouble: looking at it again must not end the run
+    precision_.zero_grad();
   }
   task_->load_state_dict(after.task);
   load_random_state(after.random);
   (void)precision_.take_quantised_shares();  // of no step
-  const at::NoGradGuard no_grad;
-  const auto live = task_->model().buffers();
-  for (std::size_t i = 0; i < live.size(); ++i) live[i].copy_(buffers[i]);
-  // Each rank has looked at its own batches; the first that has found something tells.
-  if (culprit) {
-    culprit->step = step;
-    culprit->rank = ranks().rank();
+  {
+    const at::NoGradGuard no_grad;
+    const auto live = task_->model().buffers();
+    for (std::size_t i = 0; i < live.size(); ++i) live[i].copy_(buffers[i]);
   }
-  culprit = told_culprit(ranks(), culprit);
-  if (culprit) culprits_.push_back(*std::move(culprit));
+  if (auto culprit = agreed_culprit(ranks(), std::move(found), failed_sum)) {
+    culprit->step = step;
+    culprits_.push_back(*std::move(culprit));
+  }
+}
+
+void Training::look_again(double loss_scale, Retrace& found) {
+  std::optional<OpTracer> tracer;
+  if (!found.culprit) tracer.emplace(precision_.params());
+  const auto batches = static_cast<double>(config_.train.accumulation);
+  const at::Tensor loss = precision_.forward([&] { return task_->loss(); });
+  // Not precision_.backward: the loss scale is the next step's by now, and this is no step.
+  const at::Tensor root = backward_root(batches > 1 ? loss / batches : loss,
+                                        precision_.precision().loss_scaling ? &loss_scale : nullptr,
+                                        ranks().size(), precision_.reduction());
+  if (tracer) tracer->watch_backward(root);
+  root.backward();
+  if (tracer) found.culprit = tracer->culprit(loss);
+  if (found.sum) found.sum->add();
+}
+
+std::vector<double> Training::rank_losses(const at::Tensor& losses, RankShare mine) const {
+  double mean = 0;
+  for (int64_t batch = mine.first; batch < mine.first + mine.count; ++batch)
+    mean += losses.const_data_ptr<double>()[batch] / static_cast<double>(mine.count);
+  const at::Tensor all = ranks().gathered(at::full({1}, mean, at::kDouble));
+  return {all.const_data_ptr<double>(), all.const_data_ptr<double>() + all.numel()};
 }
 
 /// Over a step's micro-batches and all ranks.
@@ -447,7 +453,10 @@ void Training::tell(Taken& taken) {
     record.parameter = report.parameter();
   } else {
     ++optimizer_steps_;
-    if (counts_stalls) record.stalled_share = stalled_share(report);
+    if (counts_stalls) {
+      record.stalled_share = stalled_share(report);
+      record.stalled_most = report.stall().parameter;
+    }
   }
   watch_.see(record.step, record.loss, record.skipped);
   if (const auto why = watch_.diverged(); why && !divergence_)

@@ -16,6 +16,7 @@
 
 #include "tensor/transfers.h"
 #include "train/choices.h"
+#include "train/culprits.h"
 #include "train/watches.h"
 
 namespace halfstep::train {
@@ -121,7 +122,11 @@ class Training {
   };
   std::optional<Beginning> beginning_if_traced() const;
   /// Takes a step that was skipped again, looked at by an OpTracer. Leaves everything as it is.
-  void trace(int64_t step, const Beginning& beginning);
+  void trace(int64_t step, const Beginning& beginning, const GradSummary& grads);
+  /// One micro-batch of it, the one that was taken.
+  void look_again(double loss_scale, Retrace& found);
+  /// Each rank's own mean.
+  std::vector<double> rank_losses(const at::Tensor& losses, RankShare mine) const;
 
   void tell(Taken& taken);
   double mean_of(const at::Tensor& losses) const;
@@ -150,6 +155,7 @@ class Training {
   bool between_steps_ = true;
   std::optional<SkipLimitError> skip_limit_;
   std::optional<Probe> probe_;
+  int64_t latest_step_ = 0;
   std::optional<Shadow> shadow_;
   std::vector<CulpritRecord> culprits_;
   int64_t traces_ = 0, skips_in_a_row_ = 0;

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "support/any_machine.h"
+#include "support/live_bytes.h"
 #include "support/run_case.h"
 
 namespace halfstep::testing {
@@ -14,8 +15,9 @@ constexpr at::ScalarType kLowTypes[] = {at::kBFloat16, at::kHalf};
 
 using Types = std::vector<at::ScalarType>;
 
-Outcome run_in_scope(const OpCase& op_case, const Types& types, at::ScalarType low, const OpPolicy& policy) {
-  return run_case(op_case, types, [&] { return std::make_unique<AutocastScope>(low, policy, kAnyMachine); });
+Outcome run_in_scope(const OpCase& op_case, const Types& types, at::ScalarType low, const OpPolicy& policy,
+                     const AutocastOptions& options) {
+  return run_case(op_case, types, [&] { return std::make_unique<AutocastScope>(low, policy, options); });
 }
 
 /// The table's meaning, written down a second time. AsIs rows are given tensors of one type.
@@ -32,17 +34,19 @@ class PolicyTypes : public ::testing::TestWithParam<at::ScalarType> {};
 INSTANTIATE_TEST_SUITE_P(Low, PolicyTypes, ::testing::ValuesIn(kLowTypes),
                          [](const auto& info) { return std::string(c10::toString(info.param)); });
 
-TEST_P(PolicyTypes, OutputsAndGradientsHaveTheTypesOfTheTable) {
-  const at::ScalarType low = GetParam(), other_low = low == at::kHalf ? at::kBFloat16 : at::kHalf;
+/// `rule_of` is the rule that a row is expected to be carried out by.
+template <typename RuleOf>
+void expect_types_of_every_row(at::ScalarType low, const AutocastOptions& options, RuleOf rule_of) {
+  const at::ScalarType other_low = low == at::kHalf ? at::kBFloat16 : at::kHalf;
   const OpPolicy policy = OpPolicy::standard();
   for (const OpCase& op_case : op_cases()) {
-    const OpRule rule = policy.rule(op_case.op);
+    const OpRule rule = rule_of(op_case.op);
     std::vector<Types> inputs = {{at::kFloat}, {low}};
     if (rule != OpRule::AsIs)
       inputs.insert(inputs.end(), {{low, at::kFloat}, {at::kFloat, low}, {low, other_low}});
     for (const Types& given : inputs) {
       SCOPED_TRACE(::testing::Message() << op_case.op << " of " << ::testing::PrintToString(given));
-      const Outcome outcome = run_in_scope(op_case, given, low, policy);
+      const Outcome outcome = run_in_scope(op_case, given, low, policy, options);
       if (op_case.op == "binary_cross_entropy" && given.front() == low) {
         EXPECT_NE(outcome.error.find("binary_cross_entropy_with_logits"), std::string::npos) << outcome.error;
         continue;
@@ -64,6 +68,17 @@ TEST_P(PolicyTypes, OutputsAndGradientsHaveTheTypesOfTheTable) {
   }
 }
 
+TEST_P(PolicyTypes, OutputsAndGradientsHaveTheTypesOfTheTable) {
+  expect_types_of_every_row(GetParam(), low_on_any_machine(GetParam()),
+                            [](std::string_view op) { return OpPolicy::standard().rule(op); });
+}
+
+// Where the processor has the type's instructions this is the test above.
+TEST_P(PolicyTypes, WithoutInstructionsForTheTypeTheyAreThoseThatThisCpuIsSaidToGive) {
+  expect_types_of_every_row(GetParam(), kAnyMachine,
+                            [](std::string_view op) { return rule_on_this_cpu(op, GetParam()); });
+}
+
 // A row can be given any rule; whether LibTorch has a kernel for the result is another matter.
 TEST_P(PolicyTypes, ChangedRowIsObeyed) {
   const at::ScalarType low = GetParam();
@@ -83,7 +98,7 @@ TEST_P(PolicyTypes, ChangedRowIsObeyed) {
 
 // What a BF16 input would lose: 257 is 256 there, and a sum of ones ends at 256.
 TEST(PolicyTypes, StandardKeepsPositionsAndRunningSums) {
-  const AutocastScope scope(at::kBFloat16, OpPolicy::standard(), kAnyMachine);
+  const AutocastScope scope(at::kBFloat16, OpPolicy::standard(), low_on_any_machine(at::kBFloat16));
   const at::Tensor positions = at::arange(255, 260).to(at::kFloat), ones = at::ones({1});
   EXPECT_TRUE(at::equal(at::einsum("i,j->ij", {positions, ones}), positions.unsqueeze(1)));
   EXPECT_TRUE(at::equal(at::addr(at::zeros({5, 1}), positions, ones), positions.unsqueeze(1)));
@@ -138,7 +153,7 @@ TEST(PolicyTypes, GradientsOfALongRecurrentSequenceAreSummedInFp32) {
     at::Tensor loss;
     {
       std::optional<AutocastScope> scope;
-      if (low) scope.emplace(at::kBFloat16, OpPolicy::standard(), kAnyMachine);
+      if (low) scope.emplace(at::kBFloat16, OpPolicy::standard(), low_on_any_machine(at::kBFloat16));
       loss = std::get<0>(layer->forward(low ? x : x.to(at::kDouble))).to(at::kDouble).sum();
     }
     loss.backward();
@@ -167,9 +182,78 @@ TEST(PolicyTypes, LstmLoopsKeepCInFp32ForLowInput) {
     for (auto& parameter : lstm->parameters()) parameter.zero_();
     lstm->named_parameters()["bias_ih_l0"].copy_(at::tensor({50, 50, 50, 50, 50, 50, 50, 50}));
   }
-  const AutocastScope scope(at::kBFloat16, OpPolicy::standard(), kAnyMachine);
+  const AutocastScope scope(at::kBFloat16, OpPolicy::standard(), low_on_any_machine(at::kBFloat16));
   const auto [output, state] = lstm->forward(at::zeros({512, 1, 1}, at::kBFloat16));
   EXPECT_EQ(std::get<1>(state).flatten()[0].item<double>(), 512);
+}
+
+/// Forward and backward of one call: the output, and the gradients of its leaves.
+std::vector<at::Tensor> in_fp32_or_scope(bool in_scope, at::ScalarType low,
+                                         const std::vector<at::Tensor>& given,
+                                         at::Tensor (*call)(const std::vector<at::Tensor>&)) {
+  std::vector<at::Tensor> leaves, inputs;
+  for (const at::Tensor& each : given) {
+    leaves.push_back(each.detach().clone().requires_grad_());
+    inputs.push_back(in_scope ? leaves.back() : leaves.back().to(at::kFloat));
+  }
+  at::Tensor output;
+  {
+    std::optional<AutocastScope> scope;
+    if (in_scope) scope.emplace(low, OpPolicy::standard(), kAnyMachine);
+    output = call(inputs);
+  }
+  std::vector<at::Tensor> made{output.detach()};
+  const auto grads =
+      torch::autograd::grad({output}, leaves, {at::linspace(-1, 1, output.numel()).view(output.sizes())});
+  made.insert(made.end(), grads.begin(), grads.end());
+  return made;
+}
+
+// The numbers of FP32 to the bit, from FP32 and from low inputs, which are widened once.
+TEST_P(PolicyTypes, WithoutInstructionsForTheTypeConvolutionsAndRecurrentLayersAreFp32s) {
+  const at::ScalarType low = GetParam();
+  if (rule_on_this_cpu("conv2d", low) != OpRule::Fp32)
+    GTEST_SKIP() << "this processor has instructions for " << low;
+  at::manual_seed(4);
+  at::set_num_threads(1);
+  const std::vector<at::Tensor> images = {at::randn({2, 4, 9, 9}), at::randn({6, 4, 3, 3}), at::randn({6})};
+  const std::vector<at::Tensor> sequences = {at::randn({5, 2, 4}), at::randn({1, 2, 8}), at::randn({24, 4}),
+                                             at::randn({24, 8}),   at::randn({24}),      at::randn({24})};
+  const auto convolution = [](const std::vector<at::Tensor>& in) { return at::conv2d(in[0], in[1], in[2]); };
+  const auto gru = [](const std::vector<at::Tensor>& in) {
+    return std::get<0>(at::gru(in[0], in[1], {in[2], in[3], in[4], in[5]}, true, 1, 0.0, true, false, false));
+  };
+  const auto check = [&](const char* name, const std::vector<at::Tensor>& inputs, auto call) {
+    for (const at::ScalarType type : {at::kFloat, low}) {
+      std::vector<at::Tensor> given;
+      for (const at::Tensor& input : inputs) given.push_back(input.to(type));
+      const auto here = in_fp32_or_scope(true, low, given, call),
+                 plain = in_fp32_or_scope(false, low, given, call);
+      for (std::size_t i = 0; i < here.size(); ++i) {
+        EXPECT_EQ(here[i].scalar_type(), i == 0 ? at::kFloat : type) << name;
+        EXPECT_TRUE(at::equal(here[i], plain[i])) << name << " of " << type << ", result " << i;
+      }
+    }
+  };
+  check("conv2d", images, convolution);
+  check("GRU", sequences, gru);
+}
+
+// A low activation or weight is kept as it is and widened again; what was FP32 stays where it is.
+TEST(PolicyTypes, AConvolutionThatStaysInFp32KeepsNoCopies) {
+  if (rule_on_this_cpu("conv2d", at::kBFloat16) != OpRule::Fp32)
+    GTEST_SKIP() << "this processor has instructions for BF16";
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    const at::Tensor weight = at::randn({8, 8, 3, 3}).to(type).requires_grad_();
+    const at::Tensor x = at::randn({4, 8, 16, 16}).to(type).requires_grad_() * 2;
+    const LiveBytes bytes;
+    at::Tensor y;
+    {
+      const AutocastScope scope(at::kBFloat16, OpPolicy::standard(), kAnyMachine);
+      y = at::conv2d(x, weight, {}, {1, 1}, {1, 1});
+    }
+    EXPECT_EQ(bytes.live(), y.numel() * 4) << type << ": the output alone";
+  }
 }
 
 TEST(PolicyTypes, AsIsRowLetsInnerOperationsFollowTheirOwnRows) {

@@ -1,10 +1,20 @@
-"""`halfstep doctor` on short runs of the program itself."""
+"""`halfstep doctor` on short runs of the program itself, and on those that docs/findings.md shows.
+
+All of the page: HALFSTEP_EVERY_REPRODUCTION=1 ctest --test-dir build/release -R cli_doctor_test
+"""
 import json
+import os
 import pathlib
+import re
+import subprocess
 import tempfile
+import time
 import unittest
 
-from program import run, tiny_run
+from program import PROGRAM, run, tiny_run
+
+PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs/findings.md"
+SLOW = "# not in CI"
 
 
 class Doctor(unittest.TestCase):
@@ -85,6 +95,62 @@ class Doctor(unittest.TestCase):
         self.assertEqual(done.returncode, 3)
         self.assertIn("log.jsonl", done.stderr)
         self.assertEqual(run("doctor").returncode, 2)
+
+
+SETUP = re.compile(r"^(?:small=\"[^\"]*\"|ill=\S+)", re.MULTILINE)
+EXPECTED = re.compile(r" +# (serious|warning|note)  ([\w-]+), since step [\d,]+$")
+
+
+def reproductions():
+    """The blocks of docs/findings.md that ask the doctor, by section, each as its commands."""
+    sections = re.split(r"^## `([\w-]+)`$", PAGE.read_text(), flags=re.MULTILINE)
+    blocks = lambda text: re.findall(r"^```sh\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    return {code: [re.sub(r"\\\n\s*", "", block).splitlines() for block in blocks(text) if "halfstep doctor" in block]
+            for code, text in zip(sections[1::2], sections[2::2])}
+
+
+class Page(unittest.TestCase):
+    """What docs/findings.md tells a reader to type, carried out in the order of the page."""
+
+    # Its reproduction needs ranks: tests/distributed has them.
+    WITHOUT = {"rank-differs"}
+
+    def test_every_finding_has_a_reproduction_in_which_it_is_first(self):
+        for code, blocks in reproductions().items():
+            firsts = {found.group(2) for block in blocks for line in block if (found := EXPECTED.search(line))}
+            self.assertTrue(code in firsts or code in self.WITHOUT, f"{code}: {firsts}")
+            for line in sum(blocks, []):
+                self.assertTrue(EXPECTED.search(line) or not line.startswith("halfstep doctor"), line)
+
+    def test_each_reproduction_has_the_first_finding_that_the_page_says(self):
+        setup = SETUP.findall(PAGE.read_text())
+        self.assertEqual(len(setup), 2)
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = pathlib.Path(scratch)
+            example = folder / setup[1].removeprefix("ill=")
+            for link, program in ((folder / "bin/halfstep", PROGRAM), (example, os.environ["HALFSTEP_ILLNESSES"])):
+                link.parent.mkdir(parents=True)
+                link.symlink_to(program)
+            environment = {**os.environ, "PATH": f"{folder}/bin:{os.environ['PATH']}"}
+            for block in sum(reproductions().values(), []):
+                if any(SLOW in line for line in block) and not os.environ.get("HALFSTEP_EVERY_REPRODUCTION"):
+                    continue
+                with self.subTest(block="\n".join(block)):
+                    self.carry_out(block, setup, folder, environment)
+
+    def carry_out(self, block, setup, folder, environment):
+        for line in block:
+            began = time.monotonic()
+            done = subprocess.run(["bash", "-c", "\n".join([*setup, line])], cwd=folder, text=True, capture_output=True,
+                                  env=environment)
+            print(f"{time.monotonic() - began:5.1f} s  {line}", flush=True)
+            if expected := EXPECTED.search(line):
+                said = re.match(r"(\w+)  ([\w-]+), since step [\d,]+$", done.stdout, re.MULTILINE)
+                self.assertTrue(said, done.stdout + done.stderr)
+                self.assertEqual(said.groups(), expected.groups(), done.stdout)
+                print(f"         {said.group()}", flush=True)
+            else:
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """`halfstep explain model`, and `halfstep explain policy` against the running dispatcher's own lists, asked of Python's torch."""
 import pathlib
+import re
 import tempfile
 import unittest
 
@@ -44,6 +45,18 @@ class ExplainPolicy(unittest.TestCase):
             self.assertLessEqual(max(map(len, text.splitlines())), 80)
         words = set(run("explain", "policy").stdout.replace(",", " ").split())
         self.assertEqual(set(self.rows) - words, set())
+
+    def test_it_says_what_stays_in_fp32_where_this_processor_lacks_the_type(self):
+        flags = set(re.search(r"^flags\s*:(.*)$", pathlib.Path("/proc/cpuinfo").read_text(), re.MULTILINE)[1].split())
+        text = run("explain", "policy").stdout
+        for low, has_products in (("bf16", bool(flags & {"avx512_bf16", "amx_bf16"})), ("fp16", "avx512_fp16" in flags)):
+            stays = {op for op, row in self.rows.items() if row["on_this_cpu"][low] != row["rule"]}
+            for op in ("conv2d", "conv_transpose1d", "gru.input", "lstm.input", "rnn_tanh.data"):
+                self.assertEqual(op in stays, not has_products, op)
+            for op in ("linear", "mm", "softmax.int", "gru_cell", "cudnn_convolution"):
+                self.assertNotIn(op, stays)
+            self.assertTrue(all(self.rows[op]["on_this_cpu"][low] == "fp32" for op in stays))
+            self.assertEqual(f"FP32 IN A {low.upper()} SCOPE" in text, bool(stays))
 
     def test_an_unknown_policy_to_compare_with_is_refused(self):
         done = run("explain", "policy", "--diff", "torch")

@@ -73,6 +73,19 @@ class Launch(unittest.TestCase):
                     found[int(variable[5:])] = int(child)
         return found
 
+    def wait_until(self, holds) -> None:
+        deadline = time.monotonic() + 120
+        while not holds():
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.001)
+
+    def is_at_the_meeting_place(self, rank: int) -> bool:
+        """Whether a process has a connection, of which that one is the first."""
+        try:
+            return any(os.readlink(file).startswith("socket:") for file in pathlib.Path(f"/proc/{rank}/fd").iterdir())
+        except FileNotFoundError:
+            return False
+
     def wait_for_checkpoint(self, run: str) -> None:
         deadline = time.monotonic() + 120
         while not list((self.folder / run / "checkpoints").glob("step-*")):
@@ -81,15 +94,18 @@ class Launch(unittest.TestCase):
 
     def test_a_run_of_several_ranks_sees_the_batches_of_one(self):
         more = ("--set", "train.steps=10", "--set", "model.dropout=0", "--set", "precision.compute=fp32")
-        self.train(1, "one", *more)
+        self.train(1, "one", *more, "--set", "optimizer.schedule=constant")
         expected = losses_of(self.folder / "one")
         self.assertEqual(len(expected), 10)
-        for ranks in (2, 3):
-            self.train(ranks, f"ranks{ranks}", *more)
-            found = losses_of(self.folder / f"ranks{ranks}")
+        # The last goes on where eight have ended after five steps.
+        for ranks, run, *instead in ((2, "two"), (3, "three"), (8, "eight", "--set", "train.steps=5"), (3, "eight")):
+            self.train(ranks, run, *more, *instead, "--set", "optimizer.schedule=constant")
+            if instead:
+                continue
+            found = losses_of(self.folder / run)
             # Loss of the same 24 rows, added up in another order: FP32's last digits. Another row would be percents.
             for (step, loss), (_, other) in zip(expected, found, strict=True):
-                self.assertAlmostEqual(loss, other, delta=2e-5 * loss, msg=f"{ranks} ranks, step {step}")
+                self.assertAlmostEqual(loss, other, delta=2e-5 * loss, msg=f"{run}, step {step}")
 
     def test_canonical_sums_have_the_bits_of_one_process(self):
         more = ("--set", "train.steps=8", "--set", "train.accumulation=4", "--set", "data.batch_size=6", "--set", "run.reduction=canonical")
@@ -111,6 +127,21 @@ class Launch(unittest.TestCase):
         self.train(4, "moved", *more, "--set", "optimizer.schedule=constant")
         self.train(1, "at-once", *more, "--set", "optimizer.schedule=constant")
         self.assertEqual(tensors_of(self.folder / "moved"), tensors_of(self.folder / "at-once"))
+
+    def test_the_log_tells_of_each_rank_and_the_doctor_finds_healthy_ranks_alike(self):
+        more = ("--set", "train.steps=12", "--set", "log.every=5", "--set", "watch.every=2", "--set", "data.batch_size=12")
+        self.train(3, "watched", *more)
+        records = [json.loads(line) for line in (self.folder / "watched/log.jsonl").read_text().splitlines()]
+        self.assertEqual(records[0]["ranks"], 3)
+        looked_at = {record["step"]: record for record in records if record["kind"] == "step" and "rank_losses" in record}
+        self.assertEqual(sorted(looked_at), [1, 2, 4, 6, 8, 10, 12])
+        for step, record in looked_at.items():
+            self.assertEqual(len(record["rank_losses"]), 3)
+            self.assertEqual(len(set(record["rank_losses"])), 3)  # of batches of their own
+            self.assertAlmostEqual(sum(record["rank_losses"]) / 3, record["loss"], delta=1e-12 * record["loss"])
+        self.assertEqual({record["step"] for record in records if record["kind"] == "probe"}, set(looked_at))
+        done = subprocess.run([PROGRAM, "doctor", str(self.folder / "watched")], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stdout)
 
     def test_a_rank_that_is_lost_is_named_and_restarts_end_with_the_same_bits(self):
         more = ("--set", "train.steps=40", "--set", "checkpoint.every=4", "--set", "train.accumulation=2")
@@ -227,11 +258,61 @@ class Launch(unittest.TestCase):
 
     def test_a_rank_that_is_lost_while_others_connect_is_named(self):
         train = " ".join(self.command(1, "lost"))
-        done = subprocess.run([PROGRAM, "launch", "-n", "2", "--", "sh", "-c", f"if [ $RANK = 1 ]; then sleep 2; kill -9 $$; fi; exec {train}"],
-                              capture_output=True, text=True, env=environment(), timeout=100)
+        process = subprocess.Popen([PROGRAM, "launch", "-n", "2", "--", "sh", "-c", f"if [ $RANK = 1 ]; then exec sleep 600; fi; exec {train}"],
+                                   stderr=subprocess.PIPE, text=True, env=environment())
+        self.addCleanup(process.stderr.close)
+        self.wait_until(lambda: len(self.ranks_of(process)) == 2)
+        ranks = self.ranks_of(process)
+        self.wait_until(lambda: self.is_at_the_meeting_place(ranks[0]))
+        time.sleep(0.5)
+        killed = time.monotonic()
+        os.kill(ranks[1], signal.SIGKILL)
+        told = process.stderr.read()
+        self.assertEqual(process.wait(timeout=60), 128 + 9, told)
+        self.assertLess(time.monotonic() - killed, 2)
+        # One that the launcher has to end has no such words.
+        self.assertIn("connecting: rank 1 is gone: killed by signal 9 (SIGKILL)", told)
+
+    def test_a_rank_that_is_killed_while_it_connects_is_named(self):
+        # As soon as all are started; when the victim is where they meet, and a moment later.
+        for number, seconds in enumerate((None, 0, 0.004, 0.02)):
+            run, victim = f"connects{number}", number % 3
+            logs = self.folder / f"{run}-logs"
+            process = self.start(3, run, "--set", "train.steps=2000", launch=("--logs", str(logs)))
+            self.wait_until(lambda: len(self.ranks_of(process)) == 3)
+            ranks = self.ranks_of(process)
+            if seconds is not None:
+                self.wait_until(lambda: self.is_at_the_meeting_place(ranks[victim]))
+                time.sleep(seconds)
+            killed = time.monotonic()
+            os.kill(ranks[victim], signal.SIGKILL)
+            told = process.stderr.read()
+            self.assertEqual(process.wait(timeout=60), 128 + 9, told)
+            self.assertLess(time.monotonic() - killed, 2, told)
+            self.assertIn(f"rank {victim} of 3: killed by signal 9", told)
+            # Each of the others says it itself, or had not come so far.
+            words = told + "".join(path.read_text() for path in logs.iterdir())
+            unmet = re.search(r"of 3 ranks (\d) had not met the others yet", told)
+            self.assertEqual(words.count(f"rank {victim} is gone: killed by signal 9") + (int(unmet[1]) if unmet else 0), 2, words)
+            if seconds is None:
+                self.assertEqual(int(unmet[1]), 2)
+            for rank in ranks.values():
+                self.assertFalse(pathlib.Path(f"/proc/{rank}").exists())
+
+    def test_programs_that_meet_in_their_own_way_have_time_to_end(self):
+        done = subprocess.run([PROGRAM, "launch", "-n", "2", "--", "sh", "-c", "if [ $RANK = 1 ]; then kill -9 $$; fi; sleep 1; echo saved"],
+                              capture_output=True, text=True)
         self.assertEqual(done.returncode, 128 + 9, done.stderr)
-        # A launcher that has to end it after its grace has no such words.
-        self.assertIn("connecting: rank 1 is gone: killed by signal 9 (SIGKILL)", done.stderr)
+        self.assertEqual(done.stdout, "saved\n")
+        self.assertIn("of 2 ranks 1 had ended with nothing wrong", done.stderr)
+
+    def test_threads_of_ranks_spin_briefly_without_a_second_start(self):
+        names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+        clean = {name: value for name, value in environment().items() if name not in names}
+        for given, expected in (({}, "10000,"), ({"GOMP_SPINCOUNT": "5"}, "5,"), ({"OMP_WAIT_POLICY": "active"}, ",active")):
+            done = subprocess.run([PROGRAM, "launch", "-n", "1", "--", "sh", "-c", 'echo "$GOMP_SPINCOUNT,$OMP_WAIT_POLICY"'],
+                                  capture_output=True, text=True, env={**clean, **given})
+            self.assertEqual(done.stdout, f"{expected}\n", done.stderr)
 
     def test_ranks_with_different_settings_are_refused(self):
         train = " ".join(self.command(1, "differs", "--set", "train.steps=4"))

@@ -23,6 +23,15 @@ class Usage(unittest.TestCase):
             self.assertEqual((done.returncode, done.stderr), (0, ""))
             self.assertLessEqual(max(map(len, done.stdout.splitlines())), 80)
 
+    def test_help_of_a_command_is_what_its_option_prints(self):
+        for words in ((), ("train",), ("launch",), ("checkpoint", "verify")):
+            asked, expected = run("help", *words), run(*words, "--help")
+            self.assertEqual((asked.returncode, asked.stdout, asked.stderr), (0, expected.stdout, ""))
+        self.assertIn("--restarts", run("help", "launch").stdout)
+        unknown = run("help", "trian")
+        self.assertEqual(unknown.returncode, 2)
+        self.assertIn("Did you mean 'train'?", unknown.stderr)
+
     def test_output_that_cannot_be_written_is_a_failure(self):
         with open("/dev/full", "w") as full:
             done = subprocess.run([PROGRAM, "env"], stdout=full, stderr=subprocess.PIPE, text=True)

@@ -31,7 +31,9 @@ TEST(DeviceAutocast, EveryRowGivesTheTypesThatItGivesOnTheCpu) {
         const auto run = [&](at::Device device) {
           return run_case(
               op_case, given,
-              [&] { return std::make_unique<AutocastScope>(low, OpPolicy::standard(), kAnyMachine); },
+              [&] {
+                return std::make_unique<AutocastScope>(low, OpPolicy::standard(), low_on_any_machine(low));
+              },
               device);
         };
         const Outcome here = run(at::kCPU), there = run(kCountingDevice);

@@ -95,7 +95,7 @@ struct Outcome {
 Outcome train(Trained (*make)(at::Device), at::Device device, int steps) {
   const auto [model, loss] = make(device);
   TrainStep step(fp16_with_overflows(), *model, AdamWOptions{.lr = 1e-3},
-                 {.max_grad_norm = 1, .precision = {.autocast = kAnyMachine}});
+                 {.max_grad_norm = 1, .precision = {.autocast = low_on_any_machine(at::kHalf)}});
   std::vector<StepReport> reports;
   {
     const NoWaits no_waits;
@@ -155,7 +155,7 @@ TEST_P(DeviceModels, StepsOfTheKernelsAreWithinRoundings) {
   const auto [model, loss] = GetParam()(device_under_test());
   const auto [twin, unused] = GetParam()(at::kCPU);
   constexpr double kLr = 1e-3, kLargestUpdate = kLr * 0.1 / 0.0316 + kLr, kNorm = 1e-5;
-  const MixedPrecisionOptions options{.autocast = kAnyMachine};
+  const MixedPrecisionOptions options{.autocast = low_on_any_machine(at::kHalf)};
   MixedPrecision there(fp16_with_overflows(), *model, options), here(fp16_with_overflows(), *twin, options);
   AdamW there_optimizer(there.params(), {.lr = kLr}), here_optimizer(here.params(), {.lr = kLr});
   int skipped = 0;

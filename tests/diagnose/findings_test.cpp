@@ -375,6 +375,54 @@ TEST(AccumulationRounding, FollowsFromTheDigitsOfTheSum) {
   EXPECT_EQ(sum, 256.0f);
 }
 
+// As a Probe tells of a loop that calls loss.backward() itself: nobody has to say how many parts there are.
+TEST(AccumulationRounding, IsToldByTheProbesOfGradients) {
+  const auto found = [](const char* type, int64_t parts, bool logs_steps) {
+    WatchedRun run({.compute = "bf16"});
+    for (const int64_t step : {1, 50}) {
+      ProbeRecord record = probe_of(step, "gradient", "h.0.w", normal(1.0));
+      record.summed_parts = parts;
+      record.sum_type = type;
+      run.take(record);
+      if (logs_steps) run.take(healthy_step(step));
+    }
+    return run;
+  };
+  for (const bool logs_steps : {false, true}) {
+    EXPECT_EQ(found("bf16", 32, logs_steps).severity("accumulation-rounding"), "");
+    const WatchedRun run = found("bf16", 1024, logs_steps);
+    EXPECT_EQ(run.severity("accumulation-rounding"), "serious");
+    EXPECT_EQ(run.finding("accumulation-rounding").step, 1);
+    EXPECT_EQ(run.told("accumulation-rounding"), 1);
+  }
+  EXPECT_EQ(found("fp16", 256, true).severity("accumulation-rounding"), "");
+  EXPECT_EQ(found("", 1, true).severity("accumulation-rounding"), "");
+}
+
+// Those that most of the steps name which the finding is of, and not one that was named before.
+TEST(Findings, NameWhatTheStepsNameMostOften) {
+  WatchedRun run({.compute = "fp8-delayed"});
+  for (int64_t step = 1; step <= 60; ++step) {
+    StepRecord record = healthy_step(step);
+    const bool is_ill = step > 30;
+    const std::string name = !is_ill || step % 5 == 0 ? "h.0.w" : "h.1.w";
+    record.stalled_share = is_ill ? 0.9 : 0.01;
+    record.saturated_share = is_ill ? 0.02 : 1e-6;
+    record.vanished_share = is_ill ? 0.2 : 0.01;
+    record.stalled_most = "s." + name, record.saturated_most = "f." + name,
+    record.vanished_most = "v." + name;
+    run.take(record);
+  }
+  EXPECT_EQ(run.finding("stale-amax").layer, "f.h.1.w");
+  for (const auto& [code, layer] :
+       {std::pair("stalled-weights", "s.h.1.w"), std::pair("fp8-saturating", "f.h.1.w"),
+        std::pair("fp8-vanishing", "v.h.1.w")}) {
+    EXPECT_EQ(run.severity(code).empty(), false) << code;
+    EXPECT_EQ(run.finding(code).layer, layer) << code;
+    EXPECT_NE(run.finding(code).evidence.find(std::string("Most in ") + layer), std::string::npos) << code;
+  }
+}
+
 TEST(StalledWeights, ByTheMeanOfTwentySteps) {
   const auto severity = [](double share) {
     WatchedRun run({.compute = "bf16"});
@@ -511,20 +559,116 @@ TEST(Fp8Vanishing, ByTheMeanOfTwentySteps) {
   EXPECT_EQ(severity(0.1), "warning");
 }
 
+using RankLists = std::vector<std::vector<int64_t>>;
+
+/// Of a run whose steps failed on these ranks each.
+std::string failing(int64_t ranks, const RankLists& failed, const std::string& direction = "forward") {
+  WatchedRun run({.compute = "fp16", .ranks = ranks});
+  for (size_t i = 0; i < failed.size(); ++i) {
+    CulpritRecord record = culprit_of(static_cast<int64_t>(i) + 1, "exp", "h.0.mlp", direction);
+    record.ranks = failed[i];
+    record.rank = failed[i].empty() ? 0 : failed[i].front();
+    run.take(record);
+  }
+  return run.severity("rank-differs");
+}
+
 TEST(RankDiffers, IsOneRankThatFailsAlone) {
-  const auto severity = [](std::vector<int64_t> ranks, const std::string& direction = "forward") {
-    WatchedRun run({.compute = "fp16", .ranks = 4});
-    for (size_t i = 0; i < ranks.size(); ++i) {
-      CulpritRecord record = culprit_of(static_cast<int64_t>(i) + 1, "exp", "h.0.mlp", direction);
-      record.rank = ranks[i];
-      run.take(record);
+  EXPECT_EQ(failing(4, RankLists(5, {2})), "warning");
+  EXPECT_EQ(failing(4, RankLists(4, {2})), "");
+  EXPECT_EQ(failing(4, {{2}, {2}, {1}, {2}, {2}, {2}}), "");
+  EXPECT_EQ(failing(4, RankLists(5, {2}), "backward"), "");  // a loss scale's
+}
+
+TEST(RankDiffers, IsNoneWhereOthersFailedInTheSameSteps) {
+  EXPECT_EQ(failing(4, RankLists(8, {0, 1, 2, 3})), "");
+  EXPECT_EQ(failing(4, {{2}, {2}, {1, 2}, {2}, {2}, {2}}), "");
+  EXPECT_EQ(failing(4, RankLists(8)), "");  // a log of a version that did not tell them
+}
+
+// The odds that bad batches fall on the same rank n times: 2^4 = 16 and 2^6 = 64 are too few, 2^7 = 128
+// enough; 3^4 = 81 and 3^5 = 243.
+TEST(RankDiffers, NeedsMoreOfItTheFewerRanksThereAre) {
+  EXPECT_EQ(failing(2, RankLists(7, {1})), "");
+  EXPECT_EQ(failing(2, RankLists(8, {1})), "warning");
+  EXPECT_EQ(failing(3, RankLists(5, {1})), "");
+  EXPECT_EQ(failing(3, RankLists(6, {1})), "warning");
+}
+
+/// Of a run with these losses of its ranks in the steps that were looked at.
+std::string with_losses(const std::vector<std::vector<double>>& looks) {
+  WatchedRun run({.compute = "bf16", .ranks = std::ssize(looks.front())});
+  for (size_t i = 0; i < looks.size(); ++i) {
+    StepRecord record = healthy_step(50 * (static_cast<int64_t>(i) + 1));
+    record.rank_losses = looks[i];
+    run.take(record);
+  }
+  return run.severity("rank-differs");
+}
+
+TEST(RankDiffers, IsOneWhoseLossIsFarFromTheOthersFiveTimes) {
+  const std::vector<double> ill = {2.4, 2.6, 24.0, 2.5}, low = {2.4, 2.6, 0.1, 2.5},
+                            other = {24.0, 2.6, 2.4, 2.5}, well = {2.4, 2.6, 2.7, 2.5};
+  EXPECT_EQ(with_losses({ill, ill, ill, ill, ill}), "warning");
+  EXPECT_EQ(with_losses({low, low, low, low, low}), "warning");
+  EXPECT_EQ(with_losses({well, well, ill, ill, ill, ill, ill}), "warning");
+  EXPECT_EQ(with_losses({ill, ill, ill, ill}), "");
+  EXPECT_EQ(with_losses({ill, ill, well, ill, ill}), "");
+  EXPECT_EQ(with_losses({ill, ill, other, ill, ill}), "");
+  EXPECT_EQ(with_losses({ill, ill, ill, ill, {kNan, 2.6, 24.0, 2.5}}), "");
+  const std::vector<double> two_ill = {2.4, 24.0, 24.0, 2.5};
+  EXPECT_EQ(with_losses({two_ill, two_ill, two_ill, two_ill, two_ill}), "");
+}
+
+TEST(RankDiffers, OfTwoNeedsAFactorOfAHundred) {
+  const std::vector<double> ill = {2.5, 250.0}, far = {2.5, 240.0}, near_zero = {1e-9, 1e-3};
+  EXPECT_EQ(with_losses({ill, ill, ill, ill, ill}), "warning");
+  EXPECT_EQ(with_losses({far, far, far, far, far}), "");
+  EXPECT_EQ(with_losses({near_zero, near_zero, near_zero, near_zero, near_zero}), "");
+}
+
+TEST(RankDiffers, HealthyRanksDoNot) {
+  std::mt19937_64 bits(7);
+  std::normal_distribution<double> noise(0.0, 0.3);
+  for (const int64_t ranks : {2, 3, 4, 8, 64}) {
+    std::vector<std::vector<double>> looks;
+    for (int look = 0; look < 400; ++look) {
+      std::vector<double> losses;
+      // From 6 to 0.01, with the noise of small batches, which grows smaller with the loss.
+      const double level = 0.01 + 6.0 * std::exp(-look / 60.0);
+      for (int64_t rank = 0; rank < ranks; ++rank) losses.push_back(level * std::exp(noise(bits)));
+      looks.push_back(losses);
     }
-    return run.severity("rank-differs");
-  };
-  EXPECT_EQ(severity({2, 2, 2, 2, 2}), "warning");
-  EXPECT_EQ(severity({2, 2, 2, 2}), "");
-  EXPECT_EQ(severity({2, 2, 1, 2, 2, 2}), "");
-  EXPECT_EQ(severity({2, 2, 2, 2, 2}, "backward"), "");  // a loss scale's
+    EXPECT_EQ(with_losses(looks), "") << ranks;
+  }
+}
+
+TEST(SumThatOverflows, HasARemedyOfItsOwn) {
+  CulpritRecord record = culprit_of(3, std::string(CulpritRecord::kSumOverRanks), "head.weight", "backward");
+  record.output = "FP16 [8]: not finite";
+  {
+    WatchedRun run({.compute = "bf16", .ranks = 2});
+    run.take(record);
+    EXPECT_EQ(run.severity("nan-producer"), "serious");
+    const Finding finding = run.finding("nan-producer");
+    EXPECT_NE(finding.what.find("The sum over ranks is too large for the gradients of head.weight"),
+              std::string::npos)
+        << finding.what;
+    EXPECT_NE(finding.remedy.find("run.reduction=fp32"), std::string::npos) << finding.remedy;
+    EXPECT_EQ(finding.layer, "head.weight");
+  }
+  {
+    WatchedRun run({.compute = "fp16", .ranks = 2});  // whose loss scale is lowered until it fits
+    run.take(record);
+    EXPECT_EQ(run.severity("nan-producer"), "note");
+    EXPECT_NE(run.finding("nan-producer").remedy.find("run.reduction=fp32"), std::string::npos);
+  }
+  record.op = CulpritRecord::kSumOfBatches;
+  record.output = "FP32 [8]: largest magnitude 3e+19, whose square FP32 does not hold";
+  WatchedRun run({.compute = "fp32"});
+  run.take(record);
+  EXPECT_EQ(run.severity("nan-producer"), "serious");
+  EXPECT_NE(run.finding("nan-producer").remedy.find("learning rate"), std::string::npos);
 }
 
 TEST(LossScale, FixedAtItsFloorIsFineUntilItOverflowsThere) {

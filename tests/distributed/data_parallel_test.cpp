@@ -273,11 +273,113 @@ TEST(DataParallel, AllRanksDecideAlike) {
       const auto texts = texts_of_ranks(size, "agrees", {full ? full : "60", std::to_string(size), sharding});
       for (const std::string& text : texts) EXPECT_EQ(text, texts[0]) << sharding;
       std::printf("%d ranks, %s: %s\n", size, sharding, texts[0].c_str());
+      std::fflush(stdout);
       // All gradients here are halves, whose sums are exact in any order.
       if (first.empty()) first = texts[0];
       EXPECT_EQ(texts[0], first) << sharding;
     }
   }
+}
+
+struct TwoLayers : torch::nn::Module {
+  TwoLayers() {
+    torch::manual_seed(3);
+    first = register_module("first", torch::nn::Linear(32, 32));
+    second = register_module("second", torch::nn::Linear(32, 32));
+  }
+  at::Tensor loss(const at::Tensor& x) { return second(at::gelu(first(x))).square().mean(); }
+  torch::nn::Linear first{nullptr}, second{nullptr};
+};
+
+/// Activations that are not finite, under a recipe whose scales come from the largest magnitudes of earlier
+/// steps. Some spoil the gradients too; some are of a use of the layer that has none: then the step is taken,
+/// and what was noted in it must make no scale, on any rank.
+// arguments: placements, seed, sharding
+HALFSTEP_RANK_CASE(agrees_on_magnitudes) {
+  const int placements = std::atoi(arguments[0].c_str());
+  TwoLayers model;
+  auto options = options_for(ranks);
+  options.accumulation = Accumulation::Fp32;
+  options.sharding = testing::sharding_called(arguments[2]);
+  Precision precision = Precision::fp8_delayed();
+  precision.quantise("first.weight").quantise("second.weight");
+  MixedPrecision mp(precision, model, options);
+  SGD optimizer(mp.params(), {.lr = 1e-3});
+  std::mt19937_64 random(static_cast<uint64_t>(std::atoll(arguments[1].c_str())));
+  const auto below = [&](uint64_t most) { return static_cast<int64_t>(random() % most); };
+  const auto noted = [&] {  // how many steps have left a magnitude of the first layer's inputs
+    const StateDict state = mp.state_dict();
+    for (const auto& [name, value] : state)
+      if (name.find("amax.input.first") != std::string::npos) {
+        const at::Tensor past = std::get<at::Tensor>(value);
+        HALFSTEP_CHECK(at::isfinite(past).all().item<bool>(), name, " is not finite");
+        return past.numel();
+      }
+    throw Error("nothing is noted of the first layer's inputs");
+  };
+  int64_t bad_steps = 0, bad_magnitudes = 0, expected_noted = noted();
+  for (int placement = 0; placement < placements; ++placement) {
+    const int64_t batches = 1 + below(3);
+    struct Bad {
+      int64_t rank, batch, element, kind;
+      bool is_used;
+    };
+    std::vector<Bad> planted;
+    for (int64_t i = below(3); i > 0; --i)
+      planted.push_back({below(static_cast<uint64_t>(ranks.size())), below(static_cast<uint64_t>(batches)),
+                         below(16 * 32), below(3), below(2) == 0});
+    for (int64_t i = 0; i < batches; ++i) {
+      torch::manual_seed(1000 * placement + 10 * i + ranks.rank());
+      at::Tensor x = torch::randn({16, 32}), unused;
+      for (const Bad& bad : planted) {
+        if (bad.rank != ranks.rank() || bad.batch != i) continue;
+        if (!bad.is_used && !unused.defined()) unused = torch::randn({16, 32});
+        (bad.is_used ? x : unused).flatten()[bad.element] = bad.kind == 0   ? NAN
+                                                            : bad.kind == 1 ? INFINITY
+                                                                            : -INFINITY;
+      }
+      mp.backward(mp.forward([&] {
+        if (unused.defined()) (void)model.first(unused);
+        return model.loss(x);
+      }),
+                  {.last = placement % 2 == 0 && i + 1 == batches});
+    }
+    mp.close_sum();
+    const GradSummary found = mp.inspect_grads();
+    const auto report = optimizer.step(found.clipped_to(1.0));
+    mp.advance(found);
+    optimizer.zero_grad();
+    int64_t rank = -1, batch = -1;
+    for (const Bad& bad : planted)
+      if (bad.is_used && (rank < 0 || bad.rank < rank)) rank = bad.rank;
+    for (const Bad& bad : planted)
+      if (bad.is_used && bad.rank == rank && (batch < 0 || bad.batch < batch)) batch = bad.batch;
+    HALFSTEP_CHECK(report.stepped() == (rank < 0) && found.rank() == rank && found.micro_batch() == batch,
+                   "placement ", placement, ": ", report.sentence(), ", expected rank ", rank,
+                   ", micro-batch ", batch);
+    expected_noted += planted.empty();
+    constexpr int64_t kHistory = 1024;  // what comes before is forgotten
+    HALFSTEP_CHECK(expected_noted > kHistory || noted() == expected_noted, "placement ", placement,
+                   ": magnitudes of ", noted(), " steps, expected ", expected_noted);
+    bad_steps += rank >= 0;
+    bad_magnitudes += rank < 0 && !planted.empty();
+  }
+  StateDict state = mp.state_dict();
+  return detail::concat(bad_steps, " skipped, ", bad_magnitudes, " with a magnitude alone ",
+                        arguments[2] == "none" ? hash_of({&state}) : "");
+}
+
+TEST(DataParallel, AllRanksDecideAlikeAboutMagnitudes) {
+  const char* full = std::getenv("HALFSTEP_PLACEMENTS");
+  for (const int size : full ? std::vector{2, 4, 8} : std::vector{2, 3})
+    for (const char* sharding : {"none", "states", "gradients", "weights"}) {
+      if (!full && (std::string(sharding) == "none") != (size == 2)) continue;
+      const auto texts =
+          texts_of_ranks(size, "agrees_on_magnitudes", {full ? full : "40", std::to_string(size), sharding});
+      for (const std::string& text : texts) EXPECT_EQ(text, texts[0]) << sharding;
+      std::printf("%d ranks, %s: %s\n", size, sharding, texts[0].c_str());
+      std::fflush(stdout);
+    }
 }
 
 HALFSTEP_RANK_CASE(unused_weights) {

@@ -148,6 +148,56 @@ TEST(Ranks, ARankThatHangsIsNamedAtTheTimeout) {
   }
 }
 
+HALFSTEP_RANK_CASE(one_is_late) {
+  ranks.barrier();
+  std::cout << "going" << std::endl;
+  if (ranks.rank() == 1) std::this_thread::sleep_for(std::chrono::seconds(600));
+  ranks.barrier();
+  return "never";
+}
+
+TEST(Ranks, ALossThatIsAnnouncedIsHeardOfInTheMiddleOfAnExchange) {
+  RankProcesses processes(2, "one_is_late");
+  for (int rank = 0; rank < 2; ++rank) processes.wait_for_text(rank, "going");
+  std::this_thread::sleep_for(std::chrono::milliseconds(1500));  // pauses have grown
+  const auto announced = std::chrono::steady_clock::now();
+  processes.meeting().announce_lost(1, "its host is gone");  // its connections are as they were
+  const std::string text = processes.wait_for_text(0, "is gone");
+  EXPECT_NE(text.find("rank 1 is gone: its host is gone."), std::string::npos) << text;
+  EXPECT_LT(std::chrono::steady_clock::now() - announced, std::chrono::seconds(2));
+}
+
+void wait_until_joined(RankProcesses& processes, int rank) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (!processes.meeting().has_joined(rank) && std::chrono::steady_clock::now() < deadline)
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  ASSERT_TRUE(processes.meeting().has_joined(rank));
+}
+
+TEST(Ranks, OneThatIsKilledWhileAllConnectIsNamed) {
+  for (const int victim : {0, 2}) {
+    RankProcesses processes(3, "sums_for_ever");
+    EXPECT_FALSE(processes.meeting().has_joined(3));
+    wait_until_joined(processes, victim);
+    processes.kill(victim, SIGSTOP);  // the others cannot get further than it did
+    for (int rank = 0; rank < 3; ++rank) wait_until_joined(processes, rank);
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    const auto killed = std::chrono::steady_clock::now();
+    processes.kill(victim, SIGKILL);
+    processes.meeting().announce_lost(victim, "killed by signal 9");
+    const auto outcomes = processes.outcomes();
+    EXPECT_LT(std::chrono::steady_clock::now() - killed, std::chrono::seconds(2));
+    for (int rank = 0; rank < 3; ++rank) {
+      if (rank == victim) continue;
+      const RankOutcome& outcome = outcomes[static_cast<size_t>(rank)];
+      EXPECT_EQ(outcome.exit_code, 3) << "signal " << outcome.signal;
+      EXPECT_NE(outcome.text.find(detail::concat("rank ", victim, " is gone: killed by signal 9")),
+                std::string::npos)
+          << outcome.text;
+    }
+  }
+}
+
 TEST(Ranks, JunkAtTheMeetingPlaceDoesNoHarm) {
   RankProcesses processes(2, "sums_for_ever");
   for (int rank = 0; rank < 2; ++rank) processes.wait_for_text(rank, "going");

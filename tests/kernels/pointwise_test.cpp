@@ -1,4 +1,4 @@
-// SwiGLU and rotary positions over raw arrays.
+// SwiGLU, GELU and rotary positions over raw arrays.
 #include "kernels/pointwise.h"
 
 #include <gtest/gtest.h>
@@ -157,6 +157,118 @@ TEST(Swiglu, AProductBeyondFp16BecomesInfinite) {
   EXPECT_EQ(value_of(c.output.code(0), Format::FP16), kInf);
   EXPECT_EQ(value_of(c.up_grad.code(0), Format::FP16), kInf);
   EXPECT_LT(value_of(c.output.code(1), Format::FP16), 1);
+}
+
+/// GELU of an array and what the kernels make of it.
+struct Passed {
+  Format format;
+  Array x, grad, output, x_grad;
+
+  Passed(Format format, Array values, Array grads)
+      : format(format),
+        x(std::move(values)),
+        grad(std::move(grads)),
+        output(bytes_of(format), x.count, 1),
+        x_grad(bytes_of(format), x.count, 3) {}
+
+  static Passed random(Format format, Values kind, std::size_t count) {
+    return {format, random_array(format, kind, count, 1), random_array(format, Values::Ordinary, count, 2)};
+  }
+
+  Passed& run(const KernelTable& table = kernels()) {
+    gelu(format, x.at(0), output.at(0), x.count, table);
+    gelu_backward(format, x.at(0), grad.at(0), x_grad.at(0), x.count, table);
+    return *this;
+  }
+};
+
+TEST(Gelu, HasTheSameBitsInEveryTable) {
+  for (Format format : kLowFormats)
+    for (Values kind : kValues)
+      for (std::size_t count : {1, 15, 16, 17, 33, 1025, 3000}) {
+        const Passed twin = Passed::random(format, kind, count).run(kScalarKernels);
+        for (const KernelTable* table : available_kernels()) {
+          const Passed here = Passed::random(format, kind, count).run(*table);
+          const std::string what = std::string(table->isa) + " " + traits(format).name;
+          expect_same_bits(here.output, twin.output, what);
+          expect_same_bits(here.x_grad, twin.x_grad, what);
+        }
+      }
+}
+
+/// GELU's factor of x, its slope, and how far the kernel may be from either, in FP32.
+struct GeluAt {
+  long double factor, slope, factor_error, slope_error;
+};
+
+// 2 y is five products and a sum of positive terms, two constants among them: 7 u of it, so e^-2y is off by
+// (7 |2 y| + 1.5) u, and s = 1 / (1 + e^-2y) by ds = s ((1 - s) (7 |2 y| + 1.5) + 2) u. The slope is s (1 + x
+// (1 - s) i), where i, the derivative of 2 y, is off by 6 u and 1 - s by ds + u.
+GeluAt gelu_by_tanh(long double x) {
+  const long double root = std::sqrt(2 / std::acos(-1.0L)), cubic = 0.044715L;
+  const long double twice = 2 * root * (x + cubic * x * x * x), inner = 2 * root * (1 + 3 * cubic * x * x);
+  const long double s = 1 / (1 + std::exp(-twice)), rest = 1 / (1 + std::exp(twice));
+  const long double ds = s * (rest * (7 * std::abs(twice) + 1.5L) + 2) * u;
+  const long double bend = 1 + x * rest * inner;
+  const long double bend_error = std::abs(x) * inner * (ds + u + 7 * u * rest) + u * std::abs(bend);
+  return {s, s * bend, ds, ds * std::abs(bend) + s * bend_error};
+}
+
+TEST(Gelu, IsWithinItsRoundingsOfTheDefinition) {
+  for (Format format : kLowFormats)
+    for (Values kind : {Values::Ordinary, Values::Mixed}) {
+      const std::size_t count = 5000;
+      Passed c = Passed::random(format, kind, count);
+      for (std::size_t i = 0; i < 2000; ++i)  // where GELU bends
+        c.x.set(i, code_of(static_cast<float>(i) * 0.013F - 13, format));
+      c.run();
+      for (std::size_t i = 0; i < count; ++i) {
+        const long double x = value_of(c.x.code(i), format), g = value_of(c.grad.code(i), format);
+        if (std::abs(x) > 9) continue;  // there e^x leaves FP32: the next test
+        const GeluAt at = gelu_by_tanh(x);
+        const auto expect_near = [&](const Array& made, long double exact, long double error) {
+          ASSERT_LE(std::abs(value_of(made.code(i), format) - exact),
+                    1.01L * (error + half_unit(exact, format)) + 8 * 0x1p-149L)
+              << "x " << double(x) << " grad " << double(g);
+        };
+        expect_near(c.output, x * at.factor, std::abs(x) * (at.factor_error + u * at.factor));
+        expect_near(c.x_grad, g * at.slope, std::abs(g) * (at.slope_error + 2 * u * std::abs(at.slope)));
+      }
+    }
+}
+
+TEST(Gelu, FarFromZeroItIsZeroOrItsInput) {
+  for (Format format : kLowFormats) {
+    const float largest = format == Format::FP16 ? 60000 : 3e38F;
+    const std::vector<float> values = {-largest, -1000, -20, -15, 15, 20, 1000, largest};
+    Passed c(format, low_array(format, values), low_array(format, std::vector<float>(values.size(), 2)));
+    c.run();
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      EXPECT_EQ(value_of(c.output.code(i), format), values[i] < 0 ? 0 : value_of(c.x.code(i), format));
+      EXPECT_EQ(value_of(c.x_grad.code(i), format), values[i] < 0 ? 0 : 2);
+    }
+  }
+}
+
+TEST(Gelu, ANaNStaysWhereItIsAndPositiveInfinityPasses) {
+  for (Format format : kLowFormats)
+    for (const bool in_grad : {false, true}) {
+      std::vector<float> values(40, 1);
+      values[17] = std::numeric_limits<float>::quiet_NaN();
+      std::vector<float> others(40, 1);
+      if (in_grad) others[5] = kInf;
+      Passed c(format, low_array(format, in_grad ? others : values),
+               low_array(format, in_grad ? values : others));
+      c.run();
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        EXPECT_EQ(std::isnan(value_of(c.output.code(i), format)), i == 17 && !in_grad);
+        EXPECT_EQ(std::isnan(value_of(c.x_grad.code(i), format)), i == 17);
+      }
+      if (in_grad) {
+        EXPECT_EQ(value_of(c.output.code(5), format), kInf);
+        EXPECT_EQ(value_of(c.x_grad.code(5), format), 1);
+      }
+    }
 }
 
 /// Heads of three positions in a larger array, with gaps between them.

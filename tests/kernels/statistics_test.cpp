@@ -5,6 +5,11 @@
 #include <halfstep/error.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "formats/spec_oracle.h"
 #include "kernels/optimizer_state.h"
@@ -312,43 +317,86 @@ TEST(Statistics, InFp32OnlySubnormalsAreSubnormal) {
   EXPECT_EQ(shares.non_finite, 0.125);
 }
 
-TEST(Statistics, AreThoseOfNumPyAndMlDtypes) {
-  std::vector<float> values = random_words(30'000, 19);
+/// Values as a training step has them, and values that none should have.
+std::vector<std::pair<std::string, std::vector<float>>> values_for_numpy() {
+  std::vector<std::pair<std::string, std::vector<float>>> all = {{"random words", random_words(30'000, 19)}};
   for (int shift : {-100, -20, 0, 3}) {
     const std::vector<float> limits = values_at_limits(shift);
-    values.insert(values.end(), limits.begin(), limits.end());
+    all[0].second.insert(all[0].second.end(), limits.begin(), limits.end());
   }
   const std::vector<float> ordinary = random_values(Values::Ordinary, 30'000, 19);
-  std::vector<float> gradients = ordinary;
-  for (float& value : gradients) value *= 1e-6f;
-  for (const std::vector<float>& of : {values, ordinary, gradients}) {
-    std::vector<std::uint32_t> bits;
-    for (const float value : of) bits.push_back(std::bit_cast<std::uint32_t>(value));
-    const nlohmann::json theirs =
-        halfstep::testing::ask_python("tests/kernels/statistics_oracle.py", {{"bits", bits}});
-    const TensorStats stats = stats_of(of);
-    EXPECT_EQ(stats.count, theirs["count"]);
-    EXPECT_EQ(stats.zeros, theirs["zeros"]);
-    EXPECT_EQ(stats.nans, theirs["nans"]);
-    EXPECT_EQ(stats.infinities, theirs["infinities"]);
-    EXPECT_EQ(std::bit_cast<std::uint32_t>(stats.amax), theirs["amax"]);
-    EXPECT_EQ(stats.exponents, (theirs["exponents"].get<std::array<std::int64_t, 256>>()));
-    double magnitudes = 0;
-    for (const float value : of) magnitudes += std::isfinite(value) ? std::fabs(value) : 0;
-    EXPECT_LE(std::abs(stats.sum - theirs["sum"].get<double>()),
-              (double(of.size()) / 16 + 5) * 0x1p-53 * magnitudes);
-    const auto counts = [](const nlohmann::json& of) {
-      return Counts{of["zero"], of["subnormal"], of["saturated"], of["non_finite"]};
-    };
-    for (Format format : kTargets) {
-      const char* name = traits(format).name;
-      expect_shares(stats.in(format), counts(theirs["in"][name]), of.size(), name);
-      // ml_dtypes casts FP64 by way of FP32, and rounds values below 2^-149 twice: those of BF16 scaled down.
-      if (format == Format::BF16 && stats.amax > traits(format).max) continue;
-      expect_shares(stats.in_scaled(format), counts(theirs["in_scaled"][name]), of.size(),
-                    std::string(name) + " scaled");
+  all.emplace_back("ordinary", ordinary);
+  // What a loss scale is for, what BF16 and FP32 hold as subnormals, and what FP16 does not hold.
+  for (const float scale : {1e-6f, 1e-30f, 1e-38f, 1e-41f, 1e5f, 1e30f}) {
+    std::vector<float> scaled = ordinary;
+    for (float& value : scaled) value *= scale;
+    all.emplace_back("times " + std::to_string(std::log10(scale)), scaled);
+  }
+  // BF16 is scaled down where FP32 has values above its largest: both ends count.
+  std::vector<float> wide = random_values(Values::Subnormal, 5'000, 23);
+  for (int i = 0; i < 5'000; ++i) wide.push_back(std::ldexp(1 + float(i) / 5'000, -126 - i % 24));
+  wide.push_back(std::numeric_limits<float>::max());
+  all.emplace_back("from FP32's smallest to its largest", wide);
+  all.emplace_back("zeros", std::vector<float>(100, -0.0f));
+  all.emplace_back("none that is finite", std::vector<float>{HUGE_VALF, -HUGE_VALF, std::nanf("")});
+  return all;
+}
+
+TEST(Statistics, AreThoseOfNumPyAndMlDtypesForEveryInputAndFormat) {
+  struct Case {
+    std::string what;
+    Format source;
+    Array array;
+  };
+  std::vector<Case> cases;
+  for (Format source : kSources)
+    for (const auto& [what, values] : values_for_numpy())
+      cases.push_back({std::string(traits(source).name) + ", " + what, source, array_of(values, source)});
+  for (Format source : {Format::BF16, Format::FP16}) {
+    Array codes(2, 65536, 0);
+    for (std::uint32_t code = 0; code < 65536; ++code) codes.set(code, code);
+    cases.push_back({std::string(traits(source).name) + ", every code", source, codes});
+  }
+  nlohmann::json asked = nlohmann::json::array();
+  for (const Case& each : cases) {
+    std::vector<std::uint32_t> words(each.array.count);
+    for (std::size_t i = 0; i < words.size(); ++i) words[i] = each.array.code(i);
+    asked.push_back({{"format", traits(each.source).name}, {"bits", words}});
+  }
+  const nlohmann::json answers =
+      halfstep::testing::ask_python("tests/kernels/statistics_oracle.py", {{"many", asked}});
+  ASSERT_EQ(answers.size(), cases.size());
+  std::size_t compared = 0;
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    Case& each = cases[i];
+    const nlohmann::json& theirs = answers[i];
+    for (const KernelTable* table : available_kernels()) {
+      const TensorStats stats = stats_of(each.array, each.source, *table);
+      const std::string what = each.what + ", " + table->isa;
+      EXPECT_EQ(stats.count, theirs["count"]) << what;
+      EXPECT_EQ(stats.zeros, theirs["zeros"]) << what;
+      EXPECT_EQ(stats.nans, theirs["nans"]) << what;
+      EXPECT_EQ(stats.infinities, theirs["infinities"]) << what;
+      EXPECT_EQ(std::bit_cast<std::uint32_t>(stats.amax), theirs["amax"]) << what;
+      EXPECT_EQ(stats.exponents, (theirs["exponents"].get<std::array<std::int64_t, 256>>())) << what;
+      // A lane adds count / 16 values, the tree four times, 2^-53 each.
+      EXPECT_LE(std::abs(stats.sum - theirs["sum"].get<double>()),
+                (double(each.array.count) / 16 + 5) * 0x1p-53 * theirs["magnitudes"].get<double>())
+          << what;
+      const auto counts = [](const nlohmann::json& of) {
+        return Counts{of["zero"], of["subnormal"], of["saturated"], of["non_finite"]};
+      };
+      for (Format format :
+           {Format::FP32, Format::BF16, Format::FP16, Format::E4M3, Format::E5M2, Format::E2M1}) {
+        const char* name = traits(format).name;
+        expect_shares(stats.in(format), counts(theirs["in"][name]), each.array.count, what + " in " + name);
+        expect_shares(stats.in_scaled(format), counts(theirs["in_scaled"][name]), each.array.count,
+                      what + " in " + name + ", scaled");
+        compared += 2;
+      }
     }
   }
+  RecordProperty("compared", static_cast<int>(compared));
 }
 
 }  // namespace

@@ -115,6 +115,7 @@ TEST(RunLogReaders, JsonGivesBackEveryNumberOfAStep) {
   const json lines = ask("jsonl", run / "log.jsonl");
   ASSERT_EQ(lines.size(), 12u);
   EXPECT_EQ(lines[0]["configuration"], some_header().configuration);
+  EXPECT_EQ(lines[0]["ranks"], 3);
   EXPECT_EQ(lines[0]["machine"], json({{"cpu", "two of them"}, {"threads", "2"}}));
   EXPECT_EQ(lines[1], json({{"kind", "step"},
                             {"step", 1},
@@ -129,8 +130,14 @@ TEST(RunLogReaders, JsonGivesBackEveryNumberOfAStep) {
                             {"why", "the gradient of 'h.0, w' is not finite"},
                             {"parameter", "h.0, \"w\""},
                             {"stalled_share", 0.125},
+                            {"saturated_share", 0.0625},
+                            {"vanished_share", 0.03125},
+                            {"stalled_most", "h.1.w"},
+                            {"saturated_most", "h.2.w"},
+                            {"vanished_most", "h.3.w"},
                             {"share_of_peak", 0.5},
                             {"evaluation_loss", 2.5},
+                            {"rank_losses", {0.25, "NaN", 3}},
                             {"phases",
                              {{"forward", 0.1},
                               {"backward", 0.2},

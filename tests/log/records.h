@@ -3,11 +3,15 @@
 
 #include <halfstep/run_log.h>
 
+#include <limits>
+
 namespace halfstep::testing {
 
 inline RunHeader some_header() {
   return {.configuration = "[train]\nsteps = 4  # \"few\"\n",
-          .machine = {{"cpu", "two of them"}, {"threads", "2"}}};
+          .machine = {{"cpu", "two of them"}, {"threads", "2"}},
+          .unit = "tokens",
+          .ranks = 3};
 }
 
 /// Every field is filled, and none twice with the same number.
@@ -25,8 +29,14 @@ inline StepRecord full_record(int64_t step) {
       .why = "the gradient of 'h.0, w' is not finite",
       .parameter = "h.0, \"w\"",
       .stalled_share = 0.125,
+      .saturated_share = 0.0625,
+      .vanished_share = 0.03125,
+      .stalled_most = "h.1.w",
+      .saturated_most = "h.2.w",
+      .vanished_most = "h.3.w",
       .share_of_peak = 0.5,
       .evaluation_loss = 2.5,
+      .rank_losses = {0.25, std::numeric_limits<double>::quiet_NaN(), 3},
       .phases =
           {.forward = 0.1, .backward = 0.2, .inspect = 0.01, .step = 0.02, .data = 0.003, .other = 0.0004},
       .memory = MemoryRecord{.live_bytes = 30,
@@ -56,6 +66,8 @@ inline ProbeRecord some_probe(int64_t step) {
   };
   fractions(-3).powers_of_two = 2;
   fractions(1).ones_1 = fractions(1).ones_2 = 1;  // 1.75 is 1.11 in binary
+  record.summed_parts = 7;
+  record.sum_type = "bf16";
   return record;
 }
 
@@ -76,6 +88,7 @@ inline CulpritRecord some_culprit(int64_t step) {
   return {.step = step,
           .seconds = 1.0,
           .rank = 3,
+          .ranks = {3, 5},
           .op = "exp",
           .inside = "softmax",
           .layer = "after h.0.attn",

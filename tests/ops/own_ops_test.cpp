@@ -112,6 +112,16 @@ Calls rotary_calls() {
                      {"three dimensions", {low[0], cos, sin}}}};
 }
 
+Calls gelu_calls() {
+  const at::Tensor fp32 = at::randn({4, 6}), low = fp32.to(at::kBFloat16);
+  return {.op = "gelu",
+          .taken = {{"BF16", {low, "tanh"}}, {"FP16", {fp32.to(at::kHalf), "tanh"}}},
+          .left_alone = {{"FP32", {fp32, "tanh"}},
+                         {"by erf", {low, "none"}},
+                         {"another order in memory", {low.t(), "tanh"}},
+                         {"no elements", {low.narrow(0, 0, 0), "tanh"}}}};
+}
+
 Calls swiglu_calls() {
   const at::Tensor gate = at::randn({4, 6}), up = at::randn({4, 6});
   const at::Tensor low_gate = gate.to(at::kBFloat16), low_up = up.to(at::kBFloat16);
@@ -127,7 +137,8 @@ Calls swiglu_calls() {
 
 std::vector<Calls> all_calls() {
   at::manual_seed(5);
-  return {attention_calls(), cross_entropy_calls(), rms_norm_calls(), rotary_calls(), swiglu_calls()};
+  return {attention_calls(), cross_entropy_calls(), gelu_calls(),
+          rms_norm_calls(),  rotary_calls(),        swiglu_calls()};
 }
 
 const OwnOp& row_of(const std::string& op) {

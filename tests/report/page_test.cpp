@@ -142,10 +142,27 @@ TEST(ReportPage, TellsTheVerdictAndEverySkippedStepWithItsParameter) {
   EXPECT_NE(words.find(loss), std::string::npos) << loss << "\n" << words.substr(0, 600);
   EXPECT_NE(words.find("gpt2, 6 blocks of width 384, fp16"), std::string::npos);
   EXPECT_NE(words.find("interrupted: SIGTERM: saved after step 200"), std::string::npos);
-  for (const char* heading : {"Loss", "Learning rate", "Gradient norm before clipping", "Loss scale",
-                              "Skipped steps", "Time by phase mean of a step", "Memory by class", "Samples",
-                              "Evaluations", "Notes", "Configuration", "Machine"})
+  for (const char* heading :
+       {"Loss cross-entropy, nats", "Learning rate factor on the update", "Gradient norm L2, before clipping",
+        "Loss scale factor on the loss", "Skipped steps", "Time by phase mean of a step", "Memory by class",
+        "Samples", "Evaluations", "Notes", "Configuration", "Machine"})
     EXPECT_NE(std::ranges::count(made.page["headings"], json(heading)), 0) << heading;
+}
+
+TEST(ReportPage, EveryAxisHasANameAndAUnit) {
+  const Made made = report_of(kFp16);
+  EXPECT_GE(made.page["data"].size(), 9u);
+  for (const json& data : made.page["data"]) {
+    EXPECT_NE(data["title"], "");
+    EXPECT_NE(data["unit"], "") << data["title"];
+  }
+  size_t plots = 0, steps = 0;
+  for (size_t at = 0; (at = made.html.find("<div class=\"frame\"", at)) != std::string::npos; ++at) ++plots;
+  for (size_t at = 0; (at = made.html.find("<div class=\"corner\">step</div>", at)) != std::string::npos;
+       ++at)
+    ++steps;
+  EXPECT_EQ(plots, made.page["data"].size());
+  EXPECT_EQ(steps, plots);
 }
 
 TEST(ReportPage, WhatIsNotFiniteIsMarked) {
@@ -271,7 +288,57 @@ TEST(ReportPage, ManyLayersAndLooksAreABoundedPart) {
   const std::string html = report_html(looked_at(200, 60, name));
   EXPECT_LT(html.size(), 1'500'000u);
   EXPECT_EQ(html.find("<b>\"layers"), std::string::npos);
-  EXPECT_NE(html.find("24 of 200; the bars are of all."), std::string::npos);
+  EXPECT_NE(html.find("The 24 of 200 with the largest share that becomes zero or is too large in "),
+            std::string::npos);
+  EXPECT_NE(html.find("; 176 are left out. The bars are of all."), std::string::npos);
+}
+
+/// The first drawing with this label.
+std::string drawing_of(const std::string& html, const std::string& label) {
+  const size_t begin = html.find("aria-label=\"" + label);
+  return begin == std::string::npos ? "" : html.substr(begin, html.find("</svg>", begin) - begin);
+}
+
+TEST(ReportPage, OfManyLayersTheSickOnesAreDrawn) {
+  RunHistory run = looked_at(200, 1, "layers.");
+  const auto sick = [&](size_t layer, TensorStats stats) { run.probes[layer].packed = stats.packed(); };
+  TensorStats too_large{.count = 300, .sum = 0, .amax = 0x1.8p17f};
+  too_large.exponents[static_cast<size_t>(127 + 17)] = 300;
+  too_large.saturated[1] = 300;  // FP16
+  sick(190, too_large);
+  TensorStats not_numbers{.count = 300, .nans = 300};
+  not_numbers.exponents[255] = 300;
+  sick(150, not_numbers);
+  TensorStats all_vanish{.count = 300, .sum = 0, .amax = 0x1.8p-28f};
+  all_vanish.exponents[static_cast<size_t>(127 - 28)] = 300;
+  sick(90, all_vanish);
+  const std::string drawing = drawing_of(report_html(run), "Magnitudes of gradient values");
+  for (const char* name : {">layers.90<", ">layers.150<", ">layers.190<", "300 of 300 are NaN or Inf"})
+    EXPECT_NE(drawing.find(name), std::string::npos) << name;
+  // In the model's order, and 21 of the others, which lose the same.
+  EXPECT_LT(drawing.find(">layers.90<"), drawing.find(">layers.150<"));
+  EXPECT_NE(drawing.find(">layers.20<"), std::string::npos);
+  EXPECT_EQ(drawing.find(">layers.21<"), std::string::npos);
+}
+
+TEST(ReportPage, ALongNameKeepsItsNumberAndItsEnd) {
+  RunHistory run = looked_at(3, 1, "transformer.h.");
+  for (RunHistory::Probe& probe : run.probes) probe.name += ".attention.c_attn.weight";
+  const std::string drawing = drawing_of(report_html(run), "Magnitudes of gradient values");
+  for (const char* name : {">h.0.a.c_attn.weight<", ">h.1.a.c_attn.weight<", ">h.2.a.c_attn.weight<",
+                           "<title>transformer.h.2.attention.c_attn.weight</title>"})
+    EXPECT_NE(drawing.find(name), std::string::npos) << name;
+}
+
+TEST(ReportPage, PicturesOfTensorsFitATelephone) {
+  const std::string html = report_html(looked_at(3, 4, "layers."));
+  for (const std::string label : {"Magnitudes of gradient values", "Magnitudes of activation values"}) {
+    const std::string drawing = drawing_of(html, label);
+    const size_t at = drawing.find("min-width:");
+    ASSERT_NE(at, std::string::npos) << label;
+    EXPECT_LE(std::stod(drawing.substr(at + 10)), 390 - 2 * 14) << "of its 390 pixels 14 are a margin, twice";
+    EXPECT_NE(drawing.find("width:100%"), std::string::npos);
+  }
 }
 
 TEST(ReportPage, IsForTheLightAndTheDarkForScreensAndPaper) {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <halfstep/error.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <limits>
@@ -55,8 +56,17 @@ TEST(ReadRun, GivesBackEveryFieldOfAStep) {
   EXPECT_EQ(read.why, wrote.why);
   EXPECT_EQ(read.parameter, wrote.parameter);
   EXPECT_EQ(read.stalled_share, wrote.stalled_share);
+  EXPECT_EQ(read.saturated_share, wrote.saturated_share);
+  EXPECT_EQ(read.vanished_share, wrote.vanished_share);
+  EXPECT_EQ(read.stalled_most, wrote.stalled_most);
+  EXPECT_EQ(read.saturated_most, wrote.saturated_most);
+  EXPECT_EQ(read.vanished_most, wrote.vanished_most);
   EXPECT_EQ(read.share_of_peak, wrote.share_of_peak);
   EXPECT_EQ(read.evaluation_loss, wrote.evaluation_loss);
+  ASSERT_EQ(read.rank_losses.size(), 3u);
+  EXPECT_EQ(read.rank_losses[0], 0.25);
+  EXPECT_TRUE(std::isnan(read.rank_losses[1]));
+  EXPECT_EQ(read.rank_losses[2], 3.0);
   EXPECT_EQ(read.phases.forward, wrote.phases.forward);
   EXPECT_EQ(read.phases.backward, wrote.phases.backward);
   EXPECT_EQ(read.phases.inspect, wrote.phases.inspect);
@@ -94,6 +104,7 @@ TEST(ReadRun, GivesBackEveryOtherKind) {
   EXPECT_EQ(run.end()->why, "too far");
   EXPECT_EQ(run.sittings[0].header.configuration, some_header().configuration);
   EXPECT_EQ(run.sittings[0].header.machine, some_header().machine);
+  EXPECT_EQ(run.sittings[0].header.ranks, 3);
 }
 
 TEST(ReadRun, GivesBackWhatWasSeenInsideAStep) {
@@ -113,6 +124,8 @@ TEST(ReadRun, GivesBackWhatWasSeenInsideAStep) {
   EXPECT_EQ(run.probes[0].name, probe.name);
   EXPECT_EQ(run.probes[0].stats().packed(), probe.stats.packed());
   EXPECT_EQ(run.probes[0].stats().count, 5);
+  EXPECT_EQ(run.probes[0].summed_parts, 7);
+  EXPECT_EQ(run.probes[0].sum_type, "bf16");
   ASSERT_EQ(run.shadows.size(), 1u);
   EXPECT_EQ(run.shadows[0].step, shadow.step);
   EXPECT_EQ(run.shadows[0].precision, shadow.precision);
@@ -125,6 +138,7 @@ TEST(ReadRun, GivesBackWhatWasSeenInsideAStep) {
   EXPECT_EQ(run.shadows[0].gradient_share, shadow.gradient_share);
   ASSERT_EQ(run.culprits.size(), 1u);
   EXPECT_EQ(run.culprits[0].rank, culprit.rank);
+  EXPECT_EQ(run.culprits[0].ranks, culprit.ranks);
   EXPECT_EQ(run.culprits[0].op, culprit.op);
   EXPECT_EQ(run.culprits[0].inside, culprit.inside);
   EXPECT_EQ(run.culprits[0].layer, culprit.layer);
@@ -145,6 +159,32 @@ TEST(ReadRun, GivesBackWhatWasSeenInsideAStep) {
   EXPECT_EQ(read.remedy, finding.remedy);
   EXPECT_EQ(read.layer, finding.layer);
   EXPECT_EQ(read.op, finding.op);
+}
+
+TEST(ReadRun, LogsThatDoNotCountRanksAreRead) {
+  const RunHistory run = read_lines(
+      std::string(kRun) + "\n" +
+      R"({"kind":"culprit","step":1,"seconds":1,"rank":2,"op":"exp","inside":"","layer":"a","direction":"forward",)"
+      R"("inputs":[],"output":"","precision_is_cause":true,"verdict":"","propagated":0})"
+      "\n");
+  EXPECT_EQ(run.sittings[0].header.ranks, 1);
+  ASSERT_EQ(run.culprits.size(), 1u);
+  EXPECT_EQ(run.culprits[0].rank, 2);
+  EXPECT_TRUE(run.culprits[0].ranks.empty());
+}
+
+// 64 ranks are what BF16 can add up with an eighth of a part lost (findings_test has the bound).
+TEST(FindingsOf, GoByTheNumberOfRanksInTheLog) {
+  for (const int64_t ranks : {1, 63, 64}) {
+    const ScratchFolder folder;
+    RunLog log = RunLog::create(folder.path(),
+                                {.configuration = "[model]\nkind = \"own\"\n[run]\nreduction = \"bf16\"\n",
+                                 .machine = {},
+                                 .ranks = ranks});
+    log.step(testing::plain_record(1));
+    const auto found = findings_of(read_run(folder.path()));
+    EXPECT_EQ(std::ranges::count(found, "accumulation-rounding", &Finding::code), ranks == 64) << ranks;
+  }
 }
 
 TEST(ReadRun, ProbesOfALongRunAreThinnedByWholeSteps) {

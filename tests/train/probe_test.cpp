@@ -4,12 +4,19 @@
 #include <halfstep/train_step.h>
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <fstream>
 #include <limits>
 #include <map>
 #include <stdexcept>
 
 #include "support/any_machine.h"
 #include "support/bits.h"
+#include "support/python.h"
+#include "support/scratch.h"
 #include "support/small_models.h"
 
 namespace halfstep {
@@ -50,45 +57,145 @@ TEST(Probe, LooksAtTheFirstStepAndEachThatItsNumberDivides) {
   }
 }
 
-TEST(Probe, ItsNumbersAreThoseOfTheTensors) {
-  for (const Precision& precision : precisions()) {
+/// The tensors of a step, written down for NumPy.
+class Dump {
+ public:
+  void question(const std::string& what, const ProbeRecord& record, const at::Tensor& tensor,
+                const at::Tensor& minus = {}) {
+    nlohmann::json asked = {{"format", tensor.scalar_type() == at::kBFloat16 ? "BF16"
+                                       : tensor.scalar_type() == at::kHalf   ? "FP16"
+                                                                             : "FP32"},
+                            {"file", written(tensor)}};
+    if (minus.defined()) asked["minus"] = written(minus);
+    questions_.push_back(std::move(asked));
+    records_.emplace_back(what + ", " + record.role + " of " + record.name, record);
+  }
+
+  /// The records and NumPy's answers.
+  void compare() const {
+    const nlohmann::json answers =
+        testing::ask_python("tests/kernels/statistics_oracle.py", {{"many", questions_}});
+    ASSERT_EQ(answers.size(), records_.size());
+    for (std::size_t i = 0; i < records_.size(); ++i)
+      compare(records_[i].first, records_[i].second, answers[i]);
+  }
+
+ private:
+  std::string written(const at::Tensor& tensor) {
+    const at::Tensor values = tensor.detach().contiguous();
+    const std::string path = (folder_.path() / std::to_string(files_++)).string();
+    std::ofstream(path, std::ios::binary)
+        .write(static_cast<const char*>(values.const_data_ptr()),
+               static_cast<std::streamsize>(values.nbytes()));
+    return path;
+  }
+
+  static void compare(const std::string& what, const ProbeRecord& record, const nlohmann::json& theirs) {
+    const TensorStats& stats = record.stats;
+    EXPECT_EQ(stats.count, theirs["count"]) << what;
+    EXPECT_EQ(stats.zeros, theirs["zeros"]) << what;
+    EXPECT_EQ(stats.nans, theirs["nans"]) << what;
+    EXPECT_EQ(stats.infinities, theirs["infinities"]) << what;
+    EXPECT_EQ(std::bit_cast<uint32_t>(stats.amax), theirs["amax"]) << what;
+    EXPECT_EQ(stats.exponents, (theirs["exponents"].get<std::array<int64_t, 256>>())) << what;
+    const auto count = static_cast<double>(stats.count);
+    // A lane adds count / 16 values, the tree four times, 2^-53 each.
+    EXPECT_LE(std::abs(stats.sum - theirs["sum"].get<double>()),
+              (count / 16 + 5) * 0x1p-53 * theirs["magnitudes"].get<double>())
+        << what;
+    const auto expect_shares = [&](const FormatShares& shares, const nlohmann::json& counts,
+                                   const std::string& in) {
+      EXPECT_EQ(shares.zero, counts["zero"].get<double>() / count) << in;
+      EXPECT_EQ(shares.subnormal, counts["subnormal"].get<double>() / count) << in;
+      EXPECT_EQ(shares.saturated, counts["saturated"].get<double>() / count) << in;
+      EXPECT_EQ(shares.non_finite, counts["non_finite"].get<double>() / count) << in;
+    };
+    for (const Format format :
+         {Format::FP32, Format::BF16, Format::FP16, Format::E4M3, Format::E5M2, Format::E2M1}) {
+      const char* const name = traits(format).name;
+      expect_shares(stats.in(format), theirs["in"][name], what + " in " + name);
+      expect_shares(stats.in_scaled(format), theirs["in_scaled"][name], what + " in " + name + ", scaled");
+    }
+  }
+
+  testing::ScratchFolder folder_;
+  int files_ = 0;
+  nlohmann::json questions_ = nlohmann::json::array();
+  std::vector<std::pair<std::string, ProbeRecord>> records_;
+};
+
+TEST(Probe, ItsNumbersOfEveryRoleAreNumPys) {
+  Dump dump;
+  std::map<std::string, FormatShares> seen;  // by role, the largest in any format
+  Precision fp16 = Precision::fp16();
+  fp16.loss_scaling->initial = 256;  // with which no gradient of this model is Inf
+  const std::pair<const char*, Precision> kinds[] = {
+      {"FP32", Precision::fp32()}, {"BF16", Precision::bf16()}, {"FP16", fp16}};
+  for (const auto& [name, precision] : kinds) {
     auto model = fresh_model();
+    {
+      // Magnitudes at which formats end, on either side.
+      const torch::NoGradGuard no_grad;
+      at::Tensor weight = model->body[0]->as<torch::nn::Linear>()->weight;
+      weight.mul_(at::exp2(torch::randint(-20, 4, weight.sizes())));
+      weight[0][0] = 500;
+      weight[1].mul_(1e-38);
+    }
     MixedPrecision mp(precision, *model, {.autocast = kAnyMachine});
     AdamW optimizer(mp.params(), {.lr = 1e-2});
     Probe probe(mp, {.every = 1});
-    at::Tensor first_output;
+    std::map<std::string, at::Tensor> outputs;
     torch::manual_seed(5);
-    const at::Tensor x = torch::randn({32, 20}), target = torch::randint(10, {32});
+    const at::Tensor x = torch::randn({32, 20}) * at::exp2(torch::randint(-20, 3, {32, 20})),
+                     target = torch::randint(10, {32});
     const at::Tensor loss = mp.forward([&] {
-      first_output = model->body[0]->as<torch::nn::Linear>()->forward(x);
-      return model->loss(x, target);
+      at::Tensor y = x;
+      for (std::size_t i = 0; i < model->body->size(); ++i) {
+        if (auto* const linear = model->body[i]->as<torch::nn::Linear>())
+          y = outputs["body." + std::to_string(i)] = linear->forward(y);
+        else
+          y = at::gelu(y);
+      }
+      outputs["body.4, logits after it"] = y;
+      return torch::nn::functional::cross_entropy(y, target);
     });
     mp.backward(loss);
     const GradSummary grads = mp.inspect_grads();
     std::map<std::string, at::Tensor> gradients, before, after;
     for (const Param& param : mp.params()) {
       gradients[param.name] = param.working.grad().clone();
-      before[param.name] = full_precision(param);
+      before[param.name] = full_precision(param).clone();
     }
     (void)optimizer.step(grads.unclipped());
     mp.advance(grads);
     for (const Param& param : mp.params()) after[param.name] = full_precision(param);
-    const auto expect = [](const ProbeRecord& record, const at::Tensor& tensor, int64_t times = 1) {
-      const at::Tensor values = tensor.detach().to(at::kDouble);
-      EXPECT_EQ(record.stats.count, times * values.numel()) << record.role << " " << record.name;
-      EXPECT_EQ(record.stats.zeros, times * (values == 0).sum().item<int64_t>());
-      EXPECT_EQ(static_cast<double>(record.stats.amax), values.abs().max().item<double>());
-      EXPECT_NEAR(record.stats.sum, static_cast<double>(times) * values.sum().item<double>(),
-                  1e-9 * static_cast<double>(values.numel()));
-    };
-    int looked = 0;
+    std::map<std::string, int> looked;
     for (const ProbeRecord& record : probe.take()) {
-      if (record.role == "gradient") expect(record, gradients.at(record.name)), ++looked;
-      if (record.role == "weight") expect(record, after.at(record.name)), ++looked;
-      if (record.role == "update") expect(record, after.at(record.name) - before.at(record.name)), ++looked;
-      if (record.role == "activation" && record.name == "body.0") expect(record, first_output, 2), ++looked;
+      const std::string what = name;
+      if (record.role == "activation") dump.question(what, record, outputs.at(record.name));
+      if (record.role == "gradient") dump.question(what, record, gradients.at(record.name));
+      if (record.role == "weight") dump.question(what, record, after.at(record.name));
+      if (record.role == "update") dump.question(what, record, after.at(record.name), before.at(record.name));
+      ++looked[record.role];
+      for (const Format format : {Format::FP16, Format::E4M3, Format::E2M1}) {
+        const FormatShares shares = record.stats.in(format);
+        FormatShares& most = seen[record.role];
+        most.zero = std::max(most.zero, shares.zero);
+        most.subnormal = std::max(most.subnormal, shares.subnormal);
+        most.saturated = std::max(most.saturated, shares.saturated);
+      }
     }
-    EXPECT_EQ(looked, 19);
+    EXPECT_EQ(looked,
+              (std::map<std::string, int>{{"activation", 4}, {"gradient", 6}, {"update", 6}, {"weight", 6}}));
+  }
+  dump.compare();
+  // A comparison of nothing with nothing would pass, too.
+  for (const auto& [role, most] : seen) {
+    EXPECT_GT(most.zero, 0) << role;
+    EXPECT_GT(most.subnormal, 0) << role;
+    if (role != "update") {
+      EXPECT_GT(most.saturated, 0) << role;
+    }
   }
 }
 
@@ -204,6 +311,52 @@ TEST(Probe, AStepThatStartsAgainIsToldOnce) {
   for (const ProbeRecord& record : probe.take()) ++roles[record.role];
   EXPECT_EQ(roles,
             (std::map<std::string, int>{{"activation", 4}, {"gradient", 6}, {"weight", 6}, {"update", 6}}));
+}
+
+// What autograd adds in a parameter's own type, and only that: Halfstep's own sums are FP32, or compensated.
+TEST(Probe, SaysOfHowManyForwardsAGradientIsThatAutogradAddedUp) {
+  struct Case {
+    Precision precision;
+    Accumulation accumulation;
+    bool is_summed_by_autograd;
+    int64_t parts;
+  };
+  for (const Case& each : {Case{Precision::bf16(), Accumulation::None, true, 5},
+                           Case{Precision::bf16(), Accumulation::None, false, 1},
+                           Case{Precision::bf16(), Accumulation::Fp32, false, 1},
+                           Case{Precision::bf16(), Accumulation::Bf16Kahan, false, 1},
+                           Case{Precision::fp32(), Accumulation::None, true, 1}}) {
+    auto model = fresh_model();
+    MixedPrecision mp(each.precision, *model, {.autocast = kAnyMachine, .accumulation = each.accumulation});
+    AdamW optimizer(mp.params(), {.lr = 1e-2});
+    Probe probe(mp, {.every = 2});
+    for (int number = 1; number <= 4; ++number) {
+      const int forwards = each.is_summed_by_autograd || each.accumulation != Accumulation::None ? 5 : 1;
+      for (int i = 0; i < forwards; ++i) {
+        const at::Tensor loss = mp.forward([&] { return batch_loss(*model, number); });
+        {
+          const torch::NoGradGuard no_grad;  // an evaluation in between is no part of the sum
+          (void)mp.forward([&] { return batch_loss(*model, number); });
+        }
+        if (each.is_summed_by_autograd)
+          loss.backward();
+        else
+          mp.backward(loss);
+      }
+      mp.close_sum();
+      const GradSummary grads = mp.inspect_grads();
+      (void)optimizer.step(grads.unclipped());
+      mp.advance(grads);
+      mp.zero_grad();
+    }
+    int64_t gradients = 0;
+    for (const ProbeRecord& record : probe.take()) {
+      gradients += record.role == "gradient";
+      EXPECT_EQ(record.summed_parts, record.role == "gradient" ? each.parts : 1) << record.role;
+      EXPECT_EQ(record.sum_type, record.summed_parts > 1 ? "bf16" : "");
+    }
+    EXPECT_EQ(gradients, 3 * 6);  // of steps 1, 2 and 4
+  }
 }
 
 TEST(Probe, LogitsAreCountedOnceInAForwardInsideAnotherToo) {
