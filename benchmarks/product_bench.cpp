@@ -54,8 +54,8 @@ struct Case {
   at::ScalarType low;
   bool is_of_convolutions;
   double error_limit;  // of gradients, from those of FP32
-  std::function<Step()> ways[kWays];
-  std::function<void()> timed[kWays];
+  std::function<Step()> ways[kWays]{};
+  std::function<void()> timed[kWays]{};
 };
 
 struct Shape {

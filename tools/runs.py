@@ -1,5 +1,6 @@
 """What the commands that measure `halfstep train` share: the program, its runs and their logs, statistics."""
 import json
+import math
 import os
 import pathlib
 import statistics
@@ -7,6 +8,9 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+OPTIMIZER = {"lr": 3e-4, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01, "clip_norm": 1.0}
+FP32_SPACING = 2.0 ** -23  # relative, of neighbouring numbers: losses and Python's norms are such
+JEMALLOC = pathlib.Path("/usr/lib/x86_64-linux-gnu/libjemalloc.so.2")  # Debian's libjemalloc2
 
 
 def need_environment(*modules: str) -> None:
@@ -94,3 +98,44 @@ def smollm2_folder(given: str | None) -> pathlib.Path:
         say(f"making {folder}")
         run([sys.executable, ROOT / "tools/get_smollm2.py", folder])
     return folder
+
+
+def jemalloc_without_decay() -> dict:
+    """Environment variables: an allocator that gives nothing back."""
+    return {"LD_PRELOAD": str(JEMALLOC), "MALLOC_CONF": "dirty_decay_ms:-1,muzzy_decay_ms:-1"}
+
+
+def write_gpt2(folder: pathlib.Path, layers: int, width: int, heads: int, vocabulary: int, context: int) -> None:
+    """A new GPT-2 with FP32 weights, as its paper draws them."""
+    import torch
+    from safetensors.torch import save_file
+
+    random = torch.Generator().manual_seed(0)
+    deviation = 0.02
+    of_residual = deviation / math.sqrt(2 * layers)
+    draw = lambda *sizes, by=deviation: torch.randn(*sizes, generator=random) * by
+    weights = {"wte.weight": draw(vocabulary, width), "wpe.weight": draw(context, width)}
+    norms = ["ln_f"]
+    for block in (f"h.{i}" for i in range(layers)):
+        norms += [f"{block}.ln_1", f"{block}.ln_2"]
+        for name, inputs, outputs, by in (("attn.c_attn", width, 3 * width, deviation), ("attn.c_proj", width, width, of_residual),
+                                          ("mlp.c_fc", width, 4 * width, deviation), ("mlp.c_proj", 4 * width, width, of_residual)):
+            weights |= {f"{block}.{name}.weight": draw(inputs, outputs, by=by), f"{block}.{name}.bias": torch.zeros(outputs)}
+    for name in norms:
+        weights |= {f"{name}.weight": torch.ones(width), f"{name}.bias": torch.zeros(width)}
+    folder.mkdir()
+    save_file({f"transformer.{name}": value for name, value in weights.items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({
+        "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": vocabulary, "n_positions": context,
+        "n_embd": width, "n_layer": layers, "n_head": heads, "activation_function": "gelu_new",
+        "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "layer_norm_epsilon": 1e-5, "initializer_range": deviation,
+        "tie_word_embeddings": True}))
+
+
+def write_tokens(path: pathlib.Path, vocabulary: int, count: int) -> None:
+    """Some ids are more frequent than others, so that the loss falls."""
+    import torch
+
+    random = torch.Generator().manual_seed(1)
+    ids = torch.rand(count, generator=random) ** 3 * vocabulary
+    path.write_bytes(ids.to(torch.uint16).numpy().tobytes())

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fine-tunes a model of transformers with torch.amp, as its users write it: the other side of tools/finetune_compare.
+"""Trains a model with torch.amp, as its users write it: the other side of tools/finetune_compare and tools/peer_bench.
 
     torch_amp_finetune.py JOB.json
 
@@ -8,8 +8,11 @@ results go. Nothing here is slower than it need be: the attention is SDPA, no ca
 the fused one, gradients are set to None, and the loss is the model's own, which widens the logits to FP32 and takes
 targets that are already shifted (`shift_labels`). One step's clock runs from the batch to the update.
 
-Its precisions: `bf16`, FP32 weights under torch.autocast; `fp32`; and `bf16_weights`, a model that is BF16 itself, with
+Its precisions: `bf16`, FP32 weights under torch.autocast; `fp32`; `fp64`; and `bf16_weights`, a model that is BF16 itself, with
 FP32 masters in the optimizer and FP32 sums of micro-batches: what Halfstep's BF16 keeps, for the rounding, not for speed.
+
+The model is one of transformers, or with `own_gpt2` the GPT-2 of torch_ddp_gpt.py, which is quicker than that of transformers.
+`compile` gives it to torch.compile.
 """
 import contextlib
 import json
@@ -20,6 +23,9 @@ import time
 import torch
 import transformers
 from safetensors.torch import load_file
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import torch_ddp_gpt
 
 
 def lr_factor(step: int, warmup_steps: int, steps: int, final_fraction: float) -> float:
@@ -34,6 +40,8 @@ def precision_scope(name: str):
 
 
 def loss_of(model, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    if isinstance(model, torch_ddp_gpt.Gpt2):
+        return model(inputs, targets)
     return model(input_ids=inputs, labels=targets, shift_labels=targets).loss
 
 
@@ -112,15 +120,26 @@ def train(model, job: dict, batches: dict) -> dict:
     return {"losses": losses, "rates": rates, "grad_norms": norms, "ends_seconds": ends}
 
 
+def open_model(job: dict) -> torch.nn.Module:
+    if job.get("own_gpt2"):
+        model = torch_ddp_gpt.open_model(pathlib.Path(job["model"]))
+    else:
+        model = transformers.AutoModelForCausalLM.from_pretrained(job["model"], dtype=torch.float32)
+        model.config.use_cache = False
+    model.train()
+    model.to(torch.float64 if job.get("precision") == "fp64" else torch.float32)
+    if job.get("compile"):
+        model.compile()
+    return model
+
+
 def main(job: dict) -> None:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(job["threads"])
-    model = transformers.AutoModelForCausalLM.from_pretrained(job["model"], dtype=torch.float32)
-    model.config.use_cache = False
-    model.train()
+    model = open_model(job)
     result = {"torch": torch.__version__, "transformers": transformers.__version__, "threads": torch.get_num_threads(),
-              "attention": model.config._attn_implementation}
+              "attention": "sdpa" if job.get("own_gpt2") else model.config._attn_implementation}
     if "held_out" in job:
         result["held_out_loss"] = held_out_loss(model, load_file(job["held_out"]), job["batch_size"])
     if "batches" in job:

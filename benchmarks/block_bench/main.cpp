@@ -70,13 +70,13 @@ Json errors(const Tensors& found, const Tensors& exact) {
   return json;
 }
 
-/// Before anything is timed. Where both are off by one rounding to BF16, which way elements near a tie went
-/// is chance: 2 %.
+/// Before anything is timed. Where both are off by no more than roundings to BF16, of the result and of the
+/// gradient that comes in, which way elements near a tie went is chance: 2 %.
 bool are_close_enough(const Json& ours, const Json& libtorch) {
-  constexpr double kOneRounding = 0x1p-9;
+  constexpr double kTwoRoundings = 1.42 * 0x1p-9;
   for (std::size_t i = 0; i < ours.size(); ++i) {
     const double error = ours[i].get<double>(), limit = libtorch[i].get<double>();
-    if (!(error <= limit || (error <= kOneRounding && error <= 1.02 * limit))) return false;
+    if (!(error <= limit || (error <= kTwoRoundings && error <= 1.02 * limit))) return false;
   }
   return true;
 }

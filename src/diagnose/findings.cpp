@@ -122,13 +122,15 @@ std::vector<std::pair<int64_t, double>> latest(const Seen& seen, std::optional<d
   return found;
 }
 
-/// What the latest steps name most often, from `since` on; of several the first of the alphabet.
-std::string most_often(const Seen& seen, std::string Look::* name, int64_t since) {
-  std::map<std::string, int64_t> times;
+/// The name whose steps, from `since` on, have the largest sum of shares; of several the first of the
+/// alphabet.
+std::string largest(const Seen& seen, std::string Look::* name, std::optional<double> Look::* share,
+                    int64_t since) {
+  std::map<std::string, double> sums;
   for (const Look& look : seen.looks)
-    if (look.step >= since && !(look.*name).empty()) ++times[look.*name];
-  const auto most = std::ranges::max_element(times, {}, [](const auto& each) { return each.second; });
-  return most == times.end() ? std::string() : most->first;
+    if (look.step >= since && !(look.*name).empty()) sums[look.*name] += (look.*share).value_or(0.0);
+  const auto most = std::ranges::max_element(sums, {}, [](const auto& each) { return each.second; });
+  return most == sums.end() ? std::string() : most->first;
 }
 
 /// " Most in h.0.up.weight."
@@ -396,7 +398,7 @@ std::optional<Finding> stalled_weights(const Seen& seen) {
   if (shares.size() < kLeast) return {};
   const double share = mean_of(shares);
   if (share < kWarning) return {};
-  const std::string layer = most_often(seen, &Look::stalled_most, shares.front().first);
+  const std::string layer = largest(seen, &Look::stalled_most, &Look::stalled_share, shares.front().first);
   return Finding{.code = "stalled-weights",
                  .severity = share >= kSerious ? Severity::Serious : Severity::Warning,
                  .step = shares.front().first,
@@ -455,7 +457,7 @@ std::optional<Finding> stale_amax(const Seen& seen) {
   if (!(now >= kSaturatedWarning && now >= kJump * before)) return {};  // a NaN, too
   const auto began =
       std::ranges::find_if(all.last(kNow), [](const auto& each) { return each.second >= kSaturatedWarning; });
-  const std::string layer = most_often(seen, &Look::saturated_most, began->first);
+  const std::string layer = largest(seen, &Look::saturated_most, &Look::saturated_share, began->first);
   return Finding{.code = "stale-amax",
                  .severity = now >= kSaturatedSerious ? Severity::Serious : Severity::Warning,
                  .step = began->first,
@@ -480,7 +482,8 @@ std::optional<Finding> fp8_saturating(const Seen& seen) {
   if (shares.size() < kSteps) return {};
   const double share = mean_of(shares);
   if (share < kSaturatedWarning) return {};
-  const std::string layer = most_often(seen, &Look::saturated_most, shares.front().first);
+  const std::string layer =
+      largest(seen, &Look::saturated_most, &Look::saturated_share, shares.front().first);
   return Finding{
       .code = "fp8-saturating",
       .severity = share >= kSaturatedSerious ? Severity::Serious : Severity::Warning,
@@ -503,7 +506,7 @@ std::optional<Finding> fp8_vanishing(const Seen& seen) {
   if (shares.size() < kSteps) return {};
   const double share = mean_of(shares);
   if (share < kWarning) return {};
-  const std::string layer = most_often(seen, &Look::vanished_most, shares.front().first);
+  const std::string layer = largest(seen, &Look::vanished_most, &Look::vanished_share, shares.front().first);
   return Finding{
       .code = "fp8-vanishing",
       .severity = Severity::Warning,

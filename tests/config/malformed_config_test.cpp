@@ -220,7 +220,8 @@ TEST(MalformedConfig, AllFaultsAreListedAtOnce) {
 }
 
 TEST(MalformedConfig, TooMuchTextIsRefused) {
-  const std::string text = std::string(kGood) + "run.folder = '" + std::string(20'000, 'x') + "'";
+  std::string text(kGood);
+  text.append("run.folder = '").append(20'000, 'x').append("'");
   EXPECT_NE(error_of([&] {
               (void)resolve_config({.file = ConfigText{"run.toml", text}});
             }).find("name their folder"),

@@ -399,8 +399,8 @@ TEST(AccumulationRounding, IsToldByTheProbesOfGradients) {
   EXPECT_EQ(found("", 1, true).severity("accumulation-rounding"), "");
 }
 
-// Those that most of the steps name which the finding is of, and not one that was named before.
-TEST(Findings, NameWhatTheStepsNameMostOften) {
+// Those that the steps name in which much was lost, and not one of the many before.
+TEST(Findings, NameTheLayerWithTheLargestShares) {
   WatchedRun run({.compute = "fp8-delayed"});
   for (int64_t step = 1; step <= 60; ++step) {
     StepRecord record = healthy_step(step);

@@ -115,6 +115,7 @@ TEST_F(Illnesses, ASumInBf16LosesMostOfTheGradient) {
   // Parts of one sign and size stop at 256 of 1,024: a quarter. They differ in size, and the larger ones are
   // taken up for longer.
   const double kept = (summed_gradient(/*in_bf16=*/true).norm() / exact.norm()).item<double>();
+  RecordProperty("kept", std::to_string(kept));
   EXPECT_GT(kept, 0.25);
   EXPECT_LT(kept, 0.75);
 }
