@@ -40,8 +40,8 @@ struct ShadowOptions {
 /// A layer is a weight of two dimensions that `linear`, `addmm`, `matmul` or `mm` is given. Those that a
 /// recipe keeps in high precision are left out for that recipe. The repeated products are the ones that
 /// training in the precision computes: the operation runs again inside an AutocastScope with the recipe.
-/// FP16's have the loss scale of its options, halved where gradients would not be finite. The run keeps its
-/// bits.
+/// FP16's have the loss scale of its options, halved where gradients would not be finite. A product that is
+/// not finite in FP32 is left out. The run keeps its bits.
 ///
 /// A step that is looked at takes about as long as one forward and backward of the linear layers in each
 /// precision, emulated ones included. With delayed scaling, the largest magnitudes of the steps in between

@@ -32,8 +32,9 @@ struct RunEstimate {
 /// Products of linear layers in other precisions, computed beside an FP32 run and compared
 /// (halfstep/shadow.h).
 struct TrainerShadow {
-  std::vector<std::string> precisions{};  ///< words of precision.compute
-  int64_t every = 1;                      ///< the first step, and each that this divides
+  /// As runs in them have it; `keep_high` and `weights` count for nothing.
+  std::vector<RunConfig::Precision> precisions{};
+  int64_t every = 1;  ///< the first step, and each that this divides
 };
 
 /// Where a Trainer resumes, how much text it reads, and what looks on.

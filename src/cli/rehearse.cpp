@@ -122,6 +122,7 @@ RunConfig config_of(RunConfig config, const Request& request, const PlannedRun& 
       .every = config.checkpoint.every, .every_minutes = config.checkpoint.every_minutes, .keep_last = 1};
   config.log.every = 1;
   config.log.trace_steps = 0;
+  config.watch.prometheus.reset();  // the file is the run's own
   config.run.folder = run.folder.string();
   return config;
 }
@@ -556,18 +557,55 @@ std::vector<std::string> shadowed_of(const Request& request) {
   return names;
 }
 
+Path configuration_file(const Request& request, const std::string& precision) {
+  return folder_of(request) / (precision + ".toml");
+}
+
 /// The run that was asked about, in this precision and with what is suggested.
-std::string write_suggestion(const Request& request, const ResolvedConfig& base,
-                             const ShadowFindings& findings, size_t precision) {
+void write_configuration(const Request& request, const ResolvedConfig& base, const std::string& name,
+                         const std::vector<std::string>& keep_high = {}) {
   ResolvedConfig suggested = base;
-  const std::string& name = findings.precisions[precision];
   suggested.config.precision = precision_of(base.config.precision, name);
-  for (std::string& layer : findings.keep_high(precision))
+  for (const std::string& layer : keep_high)
     if (auto& kept = suggested.config.precision.keep_high; std::ranges::find(kept, layer) == kept.end())
-      kept.push_back(std::move(layer));
-  const Path file = folder_of(request) / (name + ".toml");
-  write_page(file, to_toml(suggested, /*with_origins=*/false));
-  return file.string();
+      kept.push_back(layer);
+  write_page(configuration_file(request, name), to_toml(suggested, /*with_origins=*/false));
+}
+
+bool is_precision(const std::string& name) {
+  const auto key = std::ranges::find(config_keys(), "precision.compute", &ConfigKey::path);
+  return std::ranges::find(key->words, name) != key->words.end();
+}
+
+/// A folder that has some of them has all, of the same settings: what is looked at in one run goes together.
+void check_same_recipes(const Request& request, const ResolvedConfig& base,
+                        const std::vector<std::string>& names) {
+  std::vector<std::string> before;
+  std::error_code unknown;
+  for (const auto& entry : std::filesystem::directory_iterator(folder_of(request), unknown))
+    if (entry.path().extension() == ".toml" && is_precision(entry.path().stem()))
+      before.push_back(entry.path().stem().string());
+  if (before.empty()) return;
+  const std::string remedy = ". Give another --folder, or remove that one.";
+  const std::string head = folder_of(request).string() + " has a rehearsal ";
+  for (const std::string& name : names)
+    if (std::ranges::find(before, name) == before.end())
+      throw ExitWith(kUsage, head + "without " + name + remedy);
+  for (const std::string& name : before)
+    if (std::ranges::find(names, name) == names.end())
+      throw ExitWith(kUsage, head + "of " + name + ", too" + remedy);
+  for (const std::string& name : names) {
+    RunConfig there = about_files(
+        [&] { return resolve_config({.file = read_config_file(configuration_file(request, name))}).config; });
+    RunConfig asked = base.config;
+    asked.precision = precision_of(base.config.precision, name);
+    for (RunConfig* const one : {&there, &asked}) one->precision.keep_high.clear();  // some are suggested
+    there.run.folder = asked.run.folder;
+    std::string changes;
+    for (const std::string& change : config_changes(there, asked))
+      changes += (changes.empty() ? "" : "; ") + change;
+    if (!changes.empty()) throw ExitWith(kUsage, head + "with other settings: " + changes + remedy);
+  }
 }
 
 void print_shadow_json(const ShadowFindings& findings, const std::vector<std::string>& files,
@@ -586,9 +624,11 @@ void print_shadow_json(const ShadowFindings& findings, const std::vector<std::st
     layers.push_back({{"layer", layer.name}, {"precisions", cells}});
   }
   for (size_t i = 0; i < findings.precisions.size(); ++i)
-    rules.push_back({{"precision", findings.precisions[i]},
-                     {"keep_high", findings.keep_high(i)},
-                     {"configuration", files[i]}});
+    rules.push_back(
+        {{"precision", findings.precisions[i]},
+         {"keep_high", findings.keep_high(i)},
+         {"unsuited", findings.unsuited[i].empty() ? ordered_json() : ordered_json(findings.unsuited[i])},
+         {"configuration", files[i]}});
   print_answer({{"steps", findings.steps},
                 {"looks", findings.looks},
                 {"layers", layers},
@@ -619,10 +659,10 @@ void print_shadow(const ShadowFindings& findings, const std::vector<std::string>
     std::cout << std::left << std::setw(static_cast<int>(width)) << names[row];
     for (size_t i = 0; i < findings.precisions.size(); ++i) {
       const auto& cell = findings.layers[row].cells[i];
-      const std::string text = !cell ? "-"
-                               : !std::isfinite(cell->worst_error())
-                                   ? "inf*"
-                                   : percent(cell->worst_error()) + (cell->keep_high ? "*" : " ");
+      const std::string text =
+          !cell ? "-"
+                : (std::isfinite(cell->worst_error()) ? percent(cell->worst_error()) : "inf") +
+                      (cell->keep_high ? "*" : " ");
       std::cout << "  " << std::right
                 << std::setw(static_cast<int>(std::max<size_t>(findings.precisions[i].size(), 7))) << text;
     }
@@ -634,6 +674,9 @@ void print_shadow(const ShadowFindings& findings, const std::vector<std::string>
       "effect first, from " +
       std::to_string(findings.looks) + " of " + std::to_string(findings.steps) +
       " steps of one FP32 run. *: suggested for precision.keep_high. -: kept high without that.");
+  for (size_t i = 0; i < findings.precisions.size(); ++i)
+    if (!findings.unsuited[i].empty())
+      print_paragraph(findings.precisions[i] + " does not suit this model: " + findings.unsuited[i] + ".");
   std::cout << "\n";
   for (const std::string& file : files) std::cout << printable(file, Unprintable::Escaped) << "\n";
   if (!page.empty()) std::cout << printable(page, Unprintable::Escaped) << "\n";
@@ -648,6 +691,7 @@ void run_shadow(const Request& request, const ResolvedConfig& base) {
   const std::vector<std::string> names = shadowed_of(request);
   const PlannedRun run = shadow_run(request, base);
   check_same_settings(run);
+  check_same_recipes(request, base, names);
   const std::string page =
       request.output.empty() ? (folder_of(request) / "rehearsal.html").string() : request.output;
   keep_answer_out_of(page);
@@ -660,26 +704,40 @@ void run_shadow(const Request& request, const ResolvedConfig& base) {
   if (history) {
     screen.line("was done before");
   } else {
+    TrainerShadow shadow{.every = (request.steps + kShadowLooks - 1) / kShadowLooks};
+    for (const std::string& name : names) {
+      shadow.precisions.push_back(precision_of(base.config.precision, name));
+      about_files([&] { write_configuration(request, base, name); });
+    }
     std::string why;
-    history =
-        rehearsed(run, screen, signals, why,
-                  {.shadow = TrainerShadow{.precisions = names,
-                                           .every = std::max<int64_t>(1, request.steps / kShadowLooks)}});
+    history = rehearsed(run, screen, signals, why, {.shadow = std::move(shadow)});
     remove_weights(run);
   }
   const ShadowFindings findings = shadow_findings(*history);
-  for (const std::string& name : names)
-    if (std::ranges::find(findings.precisions, name) == findings.precisions.end())
-      throw ExitWith(kUsage, run.folder.string() + " has a rehearsal without " + name +
-                                 ". Give another --folder, or remove that one.");
+  if (findings.precisions.empty())
+    throw ExitWith(kDiverged,
+                   "FP32's own products were not finite in any step that was looked at: there is nothing "
+                   "to compare. `halfstep doctor " +
+                       run.folder.string() + "` says what went wrong.");
   std::vector<std::string> files;
-  for (size_t i = 0; i < findings.precisions.size(); ++i)
-    files.push_back(write_suggestion(request, base, findings, i));
+  std::string refused;
+  for (size_t i = 0; i < findings.precisions.size(); ++i) {
+    const std::string& name = findings.precisions[i];
+    files.push_back(configuration_file(request, name).string());
+    try {
+      write_configuration(request, base, name, findings.keep_high(i));
+    } catch (const FileError& error) {
+      refused = error.what();
+    }
+  }
   const std::string no_page = refused_page(page, shadow_html(name_of(request), *history, findings, files));
   const std::string written = no_page.empty() ? page : "";
   request.json ? print_shadow_json(findings, files, written) : print_shadow(findings, files, written);
-  if (!no_page.empty()) throw ExitWith(kFiles, no_page + kPageAgain);
-  if (history->end() && history->end()->outcome == "diverged") throw ExitWith(kDiverged, "");
+  if (refused.empty()) refused = no_page;
+  if (!refused.empty()) throw ExitWith(kFiles, refused + kPageAgain);
+  Rehearsal of_fp32{.name = name_of(request), .steps = request.steps};
+  of_fp32.recipes.push_back({.name = kBaseline, .runs = {*std::move(history)}});
+  if (judge(of_fp32).rows.front().verdict != RecipeVerdict::Baseline) throw ExitWith(kDiverged, "");
 }
 
 void run(const Request& request) {

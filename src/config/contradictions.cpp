@@ -24,6 +24,7 @@ class Finder {
     optimizer();
     schedule();
     train();
+    watch();
     run();
     return std::move(found_);
   }
@@ -55,6 +56,15 @@ class Finder {
   bool low() const { return config_.precision.compute != "fp32" && config_.precision.compute != "tf32"; }
   bool has_recipe() const {
     return low() && config_.precision.compute != "bf16" && config_.precision.compute != "fp16";
+  }
+
+  /// Node exporter reads no other names, and nothing else that a run writes has one.
+  void watch() {
+    const auto& figures = config_.watch.prometheus;
+    if (figures && !figures->ends_with(".prom"))
+      fault("watch.prometheus", *figures,
+            " does not end in .prom. The file of that name is replaced at logged steps: "
+            "metrics.prom in the run's folder, or a path.");
   }
 
   void run() {

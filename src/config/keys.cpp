@@ -390,7 +390,7 @@ const std::vector<ConfigKey>& table() {
       {.path = "watch.prometheus",
        .field = HALFSTEP_FIELD(watch.prometheus),
        .help = "A file of the run's figures for Prometheus' node exporter, replaced at logged steps: "
-               "metrics.prom in the run's folder, or a path.",
+               "metrics.prom in the run's folder, or a path that ends in .prom.",
        .if_not_given = "none"},
 
       {.path = "run.folder",

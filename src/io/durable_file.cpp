@@ -131,6 +131,12 @@ void OutputFile::close() {
   if (::close(std::exchange(file_, -1)) != 0 && errno != EINTR) fail("close");
 }
 
+std::string folder_name(const std::filesystem::path& folder) {
+  const auto whole = std::filesystem::absolute(folder).lexically_normal();
+  const auto name = whole.has_filename() ? whole.filename() : whole.parent_path().filename();
+  return name.empty() ? whole.string() : name.string();
+}
+
 bool is_stream(const std::filesystem::path& path) {
   struct stat status{};
   if (::stat(path.c_str(), &status) != 0 || S_ISDIR(status.st_mode)) return false;

@@ -11,6 +11,9 @@
 
 namespace halfstep::files {
 
+/// The name of a folder, however its path is spelt: with a slash at the end, or as ".".
+std::string folder_name(const std::filesystem::path& folder);
+
 /// A new file, written from its beginning. An interrupted or short write is taken up again; every other
 /// refusal of the operating system is a FileError, after which every call is an Error: the file is lost. What
 /// was written is durable after `sync`; its name, after sync_folder.

@@ -1,13 +1,14 @@
 // Attention: softmax(query key^T scale + mask) value, for each of many heads, and its gradients.
 //
 //   AttentionCall call = {...};                               // where everything lies
-//   attention_forward(call, batch, head, 0, call.queries);    // writes output and log_sums
+//   attention_forward(call, batch, head, 0, call.queries);    // writes output, tops and log_sums
 //   attention_backward(call, unit);                           // for every unit < attention_units(call),
 //   then, sum_query_grads(call, batch, head);                       // where attention_parts(call) > 1
 //
-// No matrix of probabilities is kept: backward computes it again, tile by tile, from the logarithm of each
-// row's sum. Sums are FP32 in an order that depends on the sizes alone, so that who computes which unit, and
-// on how many threads, does not change a bit.
+// No matrix of probabilities is kept: backward computes it again, tile by tile, from each row's largest logit
+// and the logarithm of its sum. In one number the second would be lost beside a large first. Sums are FP32 in
+// an order that depends on the sizes alone, so that who computes which unit, and on how many threads, does
+// not change a bit.
 #pragma once
 
 #include <cstddef>
@@ -54,9 +55,11 @@ struct AttentionCall {
   AttentionDropout dropout;
 
   HeadRows query, key,
-      value;                  // key and value have key_heads heads, each for heads / key_heads of the queries
-  WritableHeadRows output;    // written by forward, read by backward
-  float* log_sums = nullptr;  // [batch, heads, queries]; +Inf for a row that sees no key: its output is 0
+      value;  // key and value have key_heads heads, each for heads / key_heads of the queries
+  // Written by forward, read by backward of the same table, which has a base of its own for logarithms.
+  WritableHeadRows output;
+  float* tops = nullptr;      // [batch, heads, queries]: the largest logit; 0 for a row that sees no key
+  float* log_sums = nullptr;  // the same sizes: of the probabilities over the largest; +Inf for such a row
 
   HeadRows output_grad;
   WritableHeadRows query_grad, key_grad, value_grad;

@@ -354,6 +354,7 @@ void forward_block(const AttentionCall& call, RandomKernel random, HeadOf of, st
                    blocks, out_size, memory.output);
   }
   alignas(64) float tops[kBlock], sums[kBlock], factors[kBlock];
+  float* const of_rows = call.tops + row_number(call, of, first);
   float* const log_sums = call.log_sums + row_number(call, of, first);
   for (std::size_t half = 0; half < 2; ++half) {
     _mm512_store_ps(tops + half * 16, so_far.top[half]);
@@ -362,7 +363,9 @@ void forward_block(const AttentionCall& call, RandomKernel random, HeadOf of, st
   for (std::size_t i = 0; i < kBlock; ++i) {
     const bool sees_none = sums[i] == 0;
     factors[i] = sees_none ? 0 : 1 / sums[i];
-    if (i < count) log_sums[i] = sees_none ? kInf : (tops[i] + __builtin_log2f(sums[i])) * kLn2;
+    if (i >= count) continue;
+    of_rows[i] = sees_none ? 0 : tops[i];
+    log_sums[i] = sees_none ? kInf : __builtin_log2f(sums[i]);
   }
   turn_sums(memory.output, out_size, count, factors,
             [&](std::size_t query, std::size_t column, Floats values) {
@@ -394,7 +397,7 @@ struct BackwardMemory {
   float *key_sums, *value_sums;
   // Of all queries of a head.
   Code *queries_across, *grads_across, *query_pairs, *grad_pairs;
-  float *log_sums, *along, *query_sums;
+  float *tops, *log_sums, *along, *query_sums;
   // Of kBackwardKeys by kBackwardQueries blocks: as left operands, and as pairs of keys.
   Code *p, *of_logits, *of_logits_pairs;
   // Of a block.
@@ -413,7 +416,7 @@ struct BackwardMemory {
     for (float** each : {&key_sums, &value_sums}) *each = pieces.take<float>(keys_up * out_size);
     for (Code** each : {&queries_across, &grads_across}) *each = pieces.take<Code>(queries_up * size);
     for (Code** each : {&query_pairs, &grad_pairs}) *each = pieces.take<Code>(queries_up * out_size);
-    for (float** each : {&log_sums, &along}) *each = pieces.take<float>(queries_up);
+    for (float** each : {&tops, &log_sums, &along}) *each = pieces.take<float>(queries_up);
     query_sums = pieces.take<float>(queries_up * out_size);
     bytes = pieces.taken;
   }
@@ -446,10 +449,12 @@ void prepare_queries(const AttentionCall& call, HeadOf of, const BackwardMemory&
   pack_across(grads, size, memory.grads_across);
   pack_pairs(queries, out_size, memory.query_pairs);
   pack_pairs(grads, out_size, memory.grad_pairs);
+  const float* const tops = call.tops + row_number(call, of, 0);
   const float* const log_sums = call.log_sums + row_number(call, of, 0);
   for (std::size_t i = 0; i < blocks_of(call.queries) * kBlock; ++i) {
     // Behind the last query there are none: every probability is 0.
-    memory.log_sums[i] = i < call.queries ? log_sums[i] * kLog2E : kInf;
+    memory.tops[i] = i < call.queries ? tops[i] : 0;
+    memory.log_sums[i] = i < call.queries ? log_sums[i] : kInf;
     memory.along[i] = i < call.queries ? dot(grads, output, i) : 0;
   }
 }
@@ -464,13 +469,13 @@ void gradients_of_logits(const AttentionCall& call, const Block& block, const Be
       Floats probability[2] = {}, of_logit[2] = {};
       for (std::size_t half = 0; half < 2 && row + i < block.keys; ++half) {
         const std::size_t place = (row + i) * kBlock + half * 16, query = block.first_query + half * 16;
+        const Floats top = _mm512_load_ps(memory.tops + query);
         const Floats log_sum = _mm512_load_ps(memory.log_sums + query);
-        Floats logit = _mm512_load_ps(memory.logits + place), grad = _mm512_load_ps(memory.of_p + place);
-        if (beside.mask) {
-          logit = logit * log_scale + Floats(_mm512_load_ps(beside.mask + place)) - log_sum;
-        } else {
-          logit = Avx512::fms(logit, log_scale, log_sum);
-        }
+        // As forward has it, to the bit: the largest is then exactly `top`, whatever its size.
+        Floats logit = Floats(_mm512_load_ps(memory.logits + place)) * log_scale;
+        if (beside.mask) logit = logit + Floats(_mm512_load_ps(beside.mask + place));
+        logit = logit - top - log_sum;
+        Floats grad = _mm512_load_ps(memory.of_p + place);
         Floats value = Avx512::exp2(logit), factor = _mm512_set1_ps(1);
         if (beside.factors) factor = _mm512_load_ps(beside.factors + place);
         const Floats gradient = value * (grad * factor - Floats(_mm512_load_ps(memory.along + query)));

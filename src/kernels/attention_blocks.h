@@ -288,12 +288,14 @@ struct Attention {
       }
       add_to_queries(tile, memory.logits, memory.values + key * padded, padded, memory.output);
     }
+    float* const of_rows = call.tops + row_number(call, of, first);
     float* const log_sums = call.log_sums + row_number(call, of, first);
     for (std::size_t query = 0; query < count; ++query) {
       const bool sees_none = sums[query] == 0;
       store_rows(call, memory.output + query * padded, sees_none ? 0 : 1 / sums[query], call.output, of,
                  first + query, 1);
-      log_sums[query] = sees_none ? kInf : (tops[query] + __builtin_log2f(sums[query])) * kLn2;
+      of_rows[query] = sees_none ? 0 : tops[query];
+      log_sums[query] = sees_none ? kInf : __builtin_log2f(sums[query]);
     }
   }
 
@@ -310,7 +312,7 @@ struct Attention {
   struct BackwardMemory {
     float *keys, *values, *key_sums, *value_sums;            // of the run of keys
     float *queries, *queries_across, *grads, *grads_across;  // of all queries of a head
-    float *log_sums, *along, *query_sums;                    // the same
+    float *tops, *log_sums, *along, *query_sums;             // the same
     float *p, *of_p, *mask, *factors;                        // of a tile
     std::size_t bytes;
     BackwardMemory(const AttentionCall& call, std::size_t most_keys, void* memory) {
@@ -325,6 +327,7 @@ struct Attention {
         *each = pieces.take<float>(most_keys * padded);
       for (float** each : {&queries, &queries_across, &grads, &grads_across, &query_sums})
         *each = pieces.take<float>(queries_up * padded);
+      tops = pieces.take<float>(queries_up);
       log_sums = pieces.take<float>(queries_up);
       along = pieces.take<float>(queries_up);
       bytes = pieces.taken;
@@ -365,6 +368,7 @@ struct Attention {
 
   static void prepare_queries(const AttentionCall& call, HeadOf of, const BackwardMemory& memory,
                               std::size_t padded) {
+    const float* const tops = call.tops + row_number(call, of, 0);
     const float* const log_sums = call.log_sums + row_number(call, of, 0);
     for (std::size_t first = 0; first < call.queries; first += kTileQueries) {
       const std::size_t count = smaller(kTileQueries, call.queries - first), at = first * padded;
@@ -374,7 +378,8 @@ struct Attention {
       load_rows(call, call.output_grad, of, first, count, memory.grads + at);
       for (std::size_t i = 0; i < kTileQueries; ++i) {
         // Behind the last query there are none: every probability is 0.
-        memory.log_sums[first + i] = i < count ? log_sums[first + i] * kLog2E : kInf;
+        memory.tops[first + i] = i < count ? tops[first + i] : 0;
+        memory.log_sums[first + i] = i < count ? log_sums[first + i] : kInf;
         memory.along[first + i] =
             i < count ? dot(output + i * padded, memory.grads + at + i * padded, padded) : 0;
       }
@@ -403,8 +408,9 @@ struct Attention {
     if (has_mask) load_mask(call, tile.block(), memory.mask, kTileQueries);
     if (drops) load_factors(call, random, tile.block(), memory.factors, kTileQueries);
     gradients_of_logits(tile, all(call.scale * kLog2E), has_mask ? memory.mask : nullptr,
-                        drops ? memory.factors : nullptr, memory.log_sums + tile.first_query,
-                        memory.along + tile.first_query, memory.p, memory.of_p);
+                        drops ? memory.factors : nullptr, memory.tops + tile.first_query,
+                        memory.log_sums + tile.first_query, memory.along + tile.first_query, memory.p,
+                        memory.of_p);
     add_to_keys(tile, memory.p, memory.grads + of_queries, padded, memory.value_sums + of_keys);
     add_to_keys(tile, memory.of_p, memory.queries + of_queries, padded, memory.key_sums + of_keys);
     add_to_queries(tile, memory.of_p, memory.keys + of_keys, padded, query_sums + of_queries);
@@ -412,17 +418,17 @@ struct Attention {
 
   /// Logits become probabilities, after dropout; gradients of probabilities become those of logits.
   [[gnu::noinline]] static void gradients_of_logits(const Tile& tile, Floats log_scale, const float* mask,
-                                                    const float* factors, const float* log_sums,
-                                                    const float* along, float* p, float* of_p) {
+                                                    const float* factors, const float* tops,
+                                                    const float* log_sums, const float* along, float* p,
+                                                    float* of_p) {
     for (std::size_t row = 0; row < tile.keys; ++row) {
       const std::size_t seen_from = tile.first_column(row);
       for (std::size_t column = seen_from / kStrip * kStrip; column < tile.columns(); column += kWidth) {
         const std::size_t place = row * kTileQueries + column;
-        Floats logit = Isa::load(p + place);
-        if (mask)
-          logit = logit * log_scale + Isa::load(mask + place) - Isa::load(log_sums + column);
-        else
-          logit = Isa::fms(logit, log_scale, Isa::load(log_sums + column));
+        // As forward has it, to the bit: the largest is then exactly `tops`, whatever its size.
+        Floats logit = Isa::load(p + place) * log_scale;
+        if (mask) logit = logit + Isa::load(mask + place);
+        logit = logit - Isa::load(tops + column) - Isa::load(log_sums + column);
         Floats probability = Isa::exp2(logit), grad = Isa::load(of_p + place);
         if (factors) grad = grad * Isa::load(factors + place);
         Floats of_logit = probability * (grad - Isa::load(along + column));

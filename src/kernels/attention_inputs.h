@@ -10,8 +10,8 @@ namespace {
 /// Queries and keys of one tile of probabilities. On the diagonal of a causal call work is skipped in strips.
 constexpr std::size_t kTileQueries = kAttentionQueries, kTileKeys = 64, kStrip = 16;
 
-constexpr float kLog2E = 0x1.715476p+0F, kLn2 = 0x1.62e43p-1F;
-constexpr float kInf = __builtin_inff();
+constexpr float kLog2E = 0x1.715476p+0F;
+constexpr float kInf = __builtin_inff(), kLargest = __FLT_MAX__;
 
 [[maybe_unused]] constexpr std::size_t up_to_multiple(std::size_t count, std::size_t of) {
   return (count + of - 1) / of * of;
@@ -93,14 +93,21 @@ struct Block {
   std::size_t first_query, queries, first_key, keys;
 };
 
-/// mask[key * row + query], times log2(e): added to logits of base 2.
+/// Times log2(e). What is finite stays so: models fill masks with the least number of a type.
+[[maybe_unused]] float of_base_2(float mask) {
+  const float scaled = mask * kLog2E;
+  if (mask == -kInf || mask == kInf) return mask;
+  return scaled < -kLargest ? -kLargest : scaled > kLargest ? kLargest : scaled;
+}
+
+/// mask[key * row + query], added to logits of base 2.
 [[maybe_unused]] void load_mask(const AttentionCall& call, const Block& block, float* mask, std::size_t row) {
   for (std::size_t query = 0; query < block.queries; ++query) {
     const std::ptrdiff_t first = mask_place(call.mask, block.of, block.first_query + query) +
                                  static_cast<std::ptrdiff_t>(block.first_key) * call.mask.key;
     for (std::size_t key = 0; key < block.keys; ++key)
       mask[key * row + query] =
-          mask_value(call.mask, first + static_cast<std::ptrdiff_t>(key) * call.mask.key) * kLog2E;
+          of_base_2(mask_value(call.mask, first + static_cast<std::ptrdiff_t>(key) * call.mask.key));
   }
   for (std::size_t key = 0; key < block.keys; ++key)
     for (std::size_t query = block.queries; query < row; ++query) mask[key * row + query] = 0;

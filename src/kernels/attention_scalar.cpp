@@ -84,7 +84,8 @@ void forward(const AttentionCall& call, RandomKernel random, HeadOf of, std::siz
     if (sum != 0)
       for (float& each : output) each /= sum;
     store(call, output, call.output, of, query);
-    call.log_sums[row_number(call, of, query)] = sum == 0 ? kInf : top + std::log(sum);
+    call.tops[row_number(call, of, query)] = sum == 0 ? 0 : top;
+    call.log_sums[row_number(call, of, query)] = sum == 0 ? kInf : std::log(sum);
   }
 }
 
@@ -97,12 +98,13 @@ void backward(const AttentionCall& call, RandomKernel random, HeadOf key_head, s
     for (std::size_t query = 0; query < call.queries; ++query) {
       const Row q = load(call, call.query, of, query), grad = load(call, call.output_grad, of, query);
       const float along = dot(grad, load(call, readable(call.output), of, query));
+      const float top = call.tops[row_number(call, of, query)];
       const float log_sum = call.log_sums[row_number(call, of, query)];
       const Row factors = factors_of(call, random, of, query);
       Row query_grad(call.head_size);
       for (std::size_t key = first_key; key < std::min(first_key + count, keys_seen(call, query)); ++key) {
         const Row k = load(call, call.key, key_head, key), v = load(call, call.value, key_head, key);
-        const float p = std::exp(masked(call, of, query, key, dot(q, k) * call.scale) - log_sum);
+        const float p = std::exp(masked(call, of, query, key, dot(q, k) * call.scale) - top - log_sum);
         const float of_logit = p * (dot(grad, v) * factors[key] - along);
         add_(value_grads[key - first_key], p * factors[key], grad);
         add_(key_grads[key - first_key], of_logit, q);

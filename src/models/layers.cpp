@@ -6,12 +6,11 @@
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/gelu.h>
-#include <ATen/ops/layer_norm.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/relu.h>
-#include <ATen/ops/rms_norm.h>
 #include <ATen/ops/silu.h>
 #include <halfstep/error.h>
+#include <halfstep/functions.h>
 
 #include <utility>
 
@@ -54,15 +53,13 @@ LayerNorm::LayerNorm(int64_t width, double epsilon, Uninitialized uninitialized)
       bias(uninitialized_parameter(*this, "bias", {width}, uninitialized)) {}
 
 at::Tensor LayerNorm::operator()(const at::Tensor& x) const {
-  return at::layer_norm(x, weight.sizes(), weight, bias, epsilon);
+  return halfstep::layer_norm(x, weight, bias, epsilon);
 }
 
 RmsNorm::RmsNorm(int64_t width, double epsilon, Uninitialized uninitialized)
     : epsilon(epsilon), weight(uninitialized_parameter(*this, "weight", {width}, uninitialized)) {}
 
-at::Tensor RmsNorm::operator()(const at::Tensor& x) const {
-  return at::rms_norm(x, weight.sizes(), weight, epsilon);
-}
+at::Tensor RmsNorm::operator()(const at::Tensor& x) const { return halfstep::rms_norm(x, weight, epsilon); }
 
 Activation activation_named(const std::string& name, const char* field) {
   const Activation gelu_tanh = [](const at::Tensor& x) { return at::gelu(x, "tanh"); };

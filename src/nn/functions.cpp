@@ -24,4 +24,17 @@ at::Tensor rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& 
   return op.call(x, cos, sin);
 }
 
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& gain, double eps) {
+  static const auto op =
+      operation<at::Tensor(const at::Tensor&, const at::Tensor&, double)>("halfstep::rms_norm");
+  return op.call(x, gain, eps);
+}
+
+at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& gain, const at::Tensor& bias, double eps) {
+  static const auto op =
+      operation<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, double)>(
+          "halfstep::layer_norm");
+  return op.call(x, gain, bias, eps);
+}
+
 }  // namespace halfstep

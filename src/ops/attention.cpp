@@ -2,11 +2,13 @@
 // backward is slow: FP32 inside, no matrix of probabilities, and the same bits on any number of threads.
 //
 // Backward keeps what LibTorch's flash attention keeps: the three arguments, the mask as it was given, the
-// output, and one FP32 number a query. Dropout keeps the seed of its random numbers and nothing else.
+// output, and two FP32 numbers a query. Dropout keeps the seed of its random numbers and nothing else.
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/softmax.h>
@@ -72,9 +74,17 @@ WritableHeadRows writable_rows_of(const at::Tensor& heads) {
 }
 
 /// Of the sizes of `like`, with the heads of a position side by side, as the layers around attention have
-/// them.
+/// them. Not a view: a program may write to what it is given.
 at::Tensor empty_heads(const at::Tensor& like) {
-  return at::empty({like.size(0), like.size(2), like.size(1), like.size(3)}, like.options()).transpose(1, 2);
+  const int64_t size = like.size(3), row = like.size(1) * size;
+  return at::empty_strided(like.sizes(), {like.size(2) * row, size, row, 1}, like.options());
+}
+
+/// In the order that LibTorch's has: the query's, and after dropout one head behind the other.
+at::Tensor empty_output(const at::Tensor& query, bool drops) {
+  if (drops) return at::empty(query.sizes(), query.options());
+  const at::Tensor like = at::empty_like(query);
+  return with_dense_rows(like);  // of heads that are one head, expanded, the order is anybody's
 }
 
 AttentionMask mask_of(const at::Tensor& mask, const at::Tensor& query, const at::Tensor& key) {
@@ -118,6 +128,12 @@ AttentionCall call_of(const at::Tensor& query, const at::Tensor& key, const at::
           .value_grad = {}};
 }
 
+/// Tops and log_sums, one behind the other.
+void set_rows(AttentionCall& call, const at::Tensor& of_rows) {
+  call.tops = of_rows.mutable_data_ptr<float>();
+  call.log_sums = call.tops + of_rows.numel() / 2;
+}
+
 /// Calls body(task, scratch) for every task; each thread has `bytes` of its own. They are allocated at once,
 /// so that a step's peak does not depend on which threads run at the same time.
 template <typename Body>
@@ -140,12 +156,12 @@ class LowRowsAttention : public torch::autograd::Function<LowRowsAttention> {
                             const at::Tensor& value, const std::optional<at::Tensor>& given_mask,
                             const Options& options, int64_t seed) {
     const at::Tensor mask = given_mask.value_or(at::Tensor());
-    const at::Tensor output = empty_heads(query);
-    const at::Tensor log_sums =
-        at::empty({query.size(0), query.size(1), query.size(2)}, query.options().dtype(at::kFloat));
+    const at::Tensor output = empty_output(query, options.dropout > 0);
+    const at::Tensor of_rows =
+        at::empty({2, query.size(0), query.size(1), query.size(2)}, query.options().dtype(at::kFloat));
     AttentionCall call = call_of(query, key, value, mask, options, seed);
     call.output = writable_rows_of(output);
-    call.log_sums = log_sums.mutable_data_ptr<float>();
+    set_rows(call, of_rows);
     const std::size_t runs = (call.queries + kQueriesOfTask - 1) / kQueriesOfTask;
     for_each_task(call.batch * call.heads * runs, attention_forward_bytes(call),
                   [&](std::size_t task, void* scratch) {
@@ -153,7 +169,7 @@ class LowRowsAttention : public torch::autograd::Function<LowRowsAttention> {
                     attention_forward(call, head / call.heads, head % call.heads, first,
                                       std::min<std::size_t>(kQueriesOfTask, call.queries - first), scratch);
                   });
-    context->save_for_backward({query, key, value, mask, output, log_sums});
+    context->save_for_backward({query, key, value, mask, output, of_rows});
     context->saved_data["dropout"] = options.dropout;
     context->saved_data["causal"] = options.causal;
     context->saved_data["scale"] = options.scale;
@@ -179,12 +195,12 @@ class LowRowsAttention : public torch::autograd::Function<LowRowsAttention> {
     // A packer may have given them back in another order.
     const at::Tensor query = with_dense_rows(saved[0]), key = with_dense_rows(saved[1]),
                      value = with_dense_rows(saved[2]), output = with_dense_rows(saved[4]),
-                     log_sums = saved[5].contiguous(), grad = with_dense_rows(given_grad);
+                     of_rows = saved[5].contiguous(), grad = with_dense_rows(given_grad);
     const at::Tensor query_grad = empty_heads(query), key_grad = empty_heads(key),
                      value_grad = empty_heads(value);
     AttentionCall call = call_of(query, key, value, saved[3], options, seed);
     call.output = writable_rows_of(output);
-    call.log_sums = log_sums.mutable_data_ptr<float>();
+    set_rows(call, of_rows);
     call.output_grad = rows_of(grad);
     call.query_grad = writable_rows_of(query_grad);
     call.key_grad = writable_rows_of(key_grad);
@@ -318,9 +334,10 @@ bool takes(OpArguments given) {
 /// The output in the scope's type, as LibTorch computes it from arguments that were cast.
 at::Tensor run(OpArguments given, const OpContext& context) {
   const AttentionArguments arguments(given);
-  const auto low = [&](const at::Tensor& tensor) { return tensor.to(context.low); };
+  // A cast of rows that overlap lays them out anew.
+  const auto low = [&](const at::Tensor& tensor) { return with_dense_rows(tensor.to(context.low)); };
   std::optional<at::Tensor> mask = arguments.mask;
-  if (mask && mask->is_floating_point()) mask = low(*mask);
+  if (mask && mask->is_floating_point()) mask = mask->to(context.low);
   // By an operator, so that a region that is run again draws the same.
   const int64_t seed = arguments.dropout > 0 ? at::empty({1}, at::kLong).random_().item<int64_t>() : 0;
   const auto head_size = static_cast<double>(arguments.query.size(3));

@@ -51,10 +51,12 @@ const OwnOp* own_op(std::string_view op);
 
 // The rows, each in a file of its own.
 OwnOp low_gelu();
+OwnOp low_layer_norm_function();
 OwnOp low_logits_cross_entropy();
 OwnOp low_rows_attention();
 OwnOp low_rows_layer_norm();
 OwnOp low_rows_rms_norm();
+OwnOp low_rms_norm_function();
 OwnOp low_rotary();
 OwnOp low_swiglu();
 OwnOp quantised_addmm();

@@ -6,6 +6,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -38,7 +39,9 @@ bool heads_lie_together(const at::Tensor& x) { return x.stride(1) <= x.stride(2)
 
 at::Tensor empty_heads(const at::Tensor& like, bool together) {
   if (!together) return at::empty(like.sizes(), like.options());
-  return at::empty({like.size(0), like.size(2), like.size(1), like.size(3)}, like.options()).transpose(1, 2);
+  // Not a view: a program may write to what it is given.
+  const int64_t columns = like.size(3), row = like.size(1) * columns;
+  return at::empty_strided(like.sizes(), {like.size(2) * row, columns, row, 1}, like.options());
 }
 
 at::Tensor turned(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, bool together,

@@ -34,6 +34,8 @@ constexpr std::string_view kPrelu =
     "One multiplication an element, as exact as its input; low in both stock list.";
 constexpr std::string_view kNormalisation =
     "Mean and variance are sums over a row, and the variance subtracts nearly equal numbers.";
+constexpr std::string_view kLowNorm =
+    "Sums in FP32 or FP64 and one rounding, to the type of the rows. Halfstep's own operation.";
 constexpr std::string_view kBatchNorm =
     "Batch statistics are long sums and feed running averages; in neither stock list, so a Halfstep row.";
 constexpr std::string_view kSoftmax =
@@ -170,6 +172,8 @@ constexpr OpRow kTable[] = {
     {"layer_norm", OpRule::Fp32, kNormalisation, StockRule::NotListed, StockRule::Fp32},
     {"native_layer_norm", OpRule::Fp32, kNormalisation, StockRule::NotListed, StockRule::Fp32},
     {"rms_norm", OpRule::Fp32, kNormalisation, StockRule::NotListed, StockRule::Fp32},
+    {"halfstep::layer_norm", OpRule::AsIs, kLowNorm, StockRule::NotListed, StockRule::NotListed},
+    {"halfstep::rms_norm", OpRule::AsIs, kLowNorm, StockRule::NotListed, StockRule::NotListed},
     // Softmax and its relatives
     {"log_softmax.int", OpRule::Fp32, kSoftmax, StockRule::NotListed, StockRule::Fp32},
     {"logcumsumexp", OpRule::Fp32, kLogcumsumexp, StockRule::NotListed, StockRule::NotListed},

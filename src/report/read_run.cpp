@@ -19,6 +19,7 @@
 #include <variant>
 #include <vector>
 
+#include "io/durable_file.h"
 #include "io/file_error.h"
 #include "report/figures.h"
 #include "report/run_report.h"
@@ -303,13 +304,17 @@ using report::BadRecord;
 using report::Fields;
 
 /// A word that pages and sentences repeat. No version of Halfstep has written a longer one.
-const std::string& word_of(const Fields& fields, std::string_view name) {
-  constexpr size_t kMostBytes = 200;
+const std::string& word_of(const Fields& fields, std::string_view name, size_t most_bytes = 200) {
   const std::string& word = fields.text(name);
-  if (word.size() > kMostBytes)
+  if (word.size() > most_bytes)
     throw BadRecord(
-        detail::concat("has a '", name, "' of ", word.size(), " bytes; at most ", kMostBytes, " are read."));
+        detail::concat("has a '", name, "' of ", word.size(), " bytes; at most ", most_bytes, " are read."));
   return word;
+}
+
+/// Of a layer: as long as the names of the modules that it is in are together.
+const std::string& layer_of(const Fields& fields, std::string_view name) {
+  return word_of(fields, name, 16384);
 }
 
 MemoryRecord memory_of(const Fields& fields) {
@@ -394,7 +399,7 @@ CulpritRecord culprit_of(const Fields& fields) {
           .ranks = fields.has("ranks") ? fields.integers("ranks") : std::vector<int64_t>(),
           .op = word_of(fields, "op"),
           .inside = word_of(fields, "inside"),
-          .layer = word_of(fields, "layer"),
+          .layer = layer_of(fields, "layer"),
           .direction = word_of(fields, "direction"),
           .inputs = fields.texts("inputs"),
           .output = fields.text("output"),
@@ -481,7 +486,7 @@ class HistoryBuilder {
       take_probe({.step = step,
                   .seconds = seconds(),
                   .role = word_of(fields, "role"),
-                  .name = word_of(fields, "name"),
+                  .name = layer_of(fields, "name"),
                   .packed = packed_of(fields),
                   .summed_parts = fields.has("summed_parts") ? fields.integer("summed_parts") : 1,
                   .sum_type = fields.has("sum_type") ? word_of(fields, "sum_type") : ""});
@@ -489,7 +494,7 @@ class HistoryBuilder {
       run_.shadows.push_back({.step = step,
                               .seconds = seconds(),
                               .precision = word_of(fields, "precision"),
-                              .layer = word_of(fields, "layer"),
+                              .layer = layer_of(fields, "layer"),
                               .output_error = fields.number("output_error"),
                               .input_grad_error = fields.number("input_grad_error"),
                               .weight_grad_error = fields.number("weight_grad_error"),
@@ -550,18 +555,12 @@ std::ifstream opened(const std::filesystem::path& path) {
   return file;
 }
 
-std::string name_of(const std::filesystem::path& folder) {
-  const auto whole = std::filesystem::absolute(folder).lexically_normal();
-  const auto name = whole.has_filename() ? whole.filename() : whole.parent_path().filename();
-  return name.empty() ? whole.string() : name.string();
-}
-
 }  // namespace
 
 RunHistory read_run(const std::filesystem::path& folder) {
   const auto path = folder / "log.jsonl";
   std::ifstream file = opened(path);
-  RunHistory run{.name = name_of(folder)};
+  RunHistory run{.name = files::folder_name(folder)};
   HistoryBuilder builder(run);
   report::RecordReader reader;
   // Not std::getline, which would first read a line of any length: a file may have a hole of terabytes.

@@ -37,6 +37,7 @@ ShadowCell cell_of(const Squares& sums) {
           .effect = std::hypot(root(sums.forward_noise), root(sums.backward_noise))};
 }
 
+/// Which layers to keep high, and for a precision in which none is finite that it does not suit the model.
 void suggest(ShadowFindings& findings, size_t precision) {
   std::vector<double> effects, errors;
   for (const ShadowLayer& layer : findings.layers)
@@ -58,6 +59,10 @@ void suggest(ShadowFindings& findings, size_t precision) {
     if (!std::isfinite(cell->effect + cell->worst_error())) cell->why = "its products are not finite";
     cell->keep_high = !cell->why.empty();
   }
+  if (!errors.empty()) return;
+  findings.unsuited[precision] = "its products are not finite in any layer";
+  for (ShadowLayer& layer : findings.layers)
+    if (auto& cell = layer.cells[precision]) cell->keep_high = false;
 }
 
 std::string error_text(double value) { return std::isfinite(value) ? percent(value) : "not finite"; }
@@ -155,6 +160,7 @@ ShadowFindings shadow_findings(const RunHistory& run) {
     return most;
   };
   std::ranges::stable_sort(findings.layers, std::greater(), badness);
+  findings.unsuited.resize(findings.precisions.size());
   for (size_t i = 0; i < findings.precisions.size(); ++i)
     if (findings.precisions[i] != "bf16" && findings.precisions[i] != "fp16") suggest(findings, i);
   return findings;
@@ -165,10 +171,12 @@ std::string shadow_html(const std::string& name, const RunHistory& run, const Sh
   std::string sections;
   for (size_t i = 0; i < findings.precisions.size(); ++i) {
     const auto kept = findings.keep_high(i);
-    sections +=
-        "<section><h2>" + escaped(findings.precisions[i]) + "</h2><p>" +
-        (kept.empty() ? "No layer stands out. " : counted(std::ssize(kept), "layer") + " to keep high. ") +
-        "Configuration: " + bounded(files[i], 500) + "</p>" + layers_table(findings, i) + "</section>\n";
+    sections += "<section><h2>" + escaped(findings.precisions[i]) + "</h2><p>" +
+                (!findings.unsuited[i].empty() ? "It does not suit this model: " + findings.unsuited[i] + ". "
+                 : kept.empty()                ? "No layer stands out. "
+                                               : counted(std::ssize(kept), "layer") + " to keep high. ") +
+                "Configuration: " + bounded(files[i], 500) + "</p>" + layers_table(findings, i) +
+                "</section>\n";
   }
   const std::string body =
       "<main>\n<header><div class=\"headline\"><h1>Shadow rehearsal of " + escaped(name) +

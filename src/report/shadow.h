@@ -32,7 +32,8 @@ struct ShadowLayer {
 struct ShadowFindings {
   int64_t steps = 0, looks = 0;
   std::vector<std::string> precisions{};
-  std::vector<ShadowLayer> layers{};  ///< the one that suffers most first
+  std::vector<ShadowLayer> layers{};    ///< the one that suffers most first
+  std::vector<std::string> unsuited{};  ///< by precision: why it does not suit the model; empty if it may
 
   /// Names of the weights that are to be kept out of a recipe.
   std::vector<std::string> keep_high(size_t precision) const;

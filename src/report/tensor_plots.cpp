@@ -148,8 +148,8 @@ std::string legend_of_losses(double y) {
   for (size_t i = 0; i < kTicks.size(); ++i)
     body += text_at(kNames + kStep * (static_cast<double>(i) + 0.5), y + 2 * kBarHeight + 16, "middle",
                     kTicks[i].second);
-  return body + text_at(kNames + kStep * static_cast<double>(kTicks.size()) / 2, y + 2 * kBarHeight + 31,
-                        "middle", "share of the layer's values, or less; grey: none");
+  return body + text_at(kNames, y + 2 * kBarHeight + 31, "start",
+                        "share of the layer's values, or less; grey: none");
 }
 
 /// Layers by steps: in each cell above what is too large for a format, below what becomes zero.
@@ -164,7 +164,7 @@ std::string losses_over_steps(const std::string& label, const std::vector<int64_
   const double cell = std::clamp(600.0 / static_cast<double>(steps.size()), 8.0, 40.0);
   const double bottom = kHead + kCellRow * static_cast<double>(shown),
                right = kNames + cell * static_cast<double>(steps.size()),
-               width = std::max(right + 24, kNames + 230);
+               width = std::max(right + 24, kNames + 270);
   std::string body = text_at(kNames - 6, 11, "end", "layer");
   for (size_t row = 0; row < shown; ++row) {
     const auto& [name, by_step] = layers[row];
@@ -208,7 +208,7 @@ std::vector<std::pair<ProductFormat, std::string>> formats_of(const RunHistory& 
   std::vector<std::pair<ProductFormat, std::string>> formats;
   if (const auto config = configuration_of(run))
     if (const auto own = product_format(config->precision.compute, role))
-      formats.emplace_back(*own, own->scaled ? ", this run's format, loses with one scale for each tensor"
+      formats.emplace_back(*own, own->scaled ? " would lose with one scale for each tensor, a power of two"
                                              : ", this run's format, loses");
   if (formats.empty() || formats.front().first.format != Format::FP16)
     formats.emplace_back(ProductFormat{.format = Format::FP16}, " would lose");

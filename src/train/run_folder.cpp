@@ -165,6 +165,11 @@ RunFolder::RunFolder(const ResolvedConfig& resolved, const fs::path& folder, std
       histogram_every_(resolved.config.train.evaluate_every > 0 ? resolved.config.train.evaluate_every
                                                                 : kHistogramSteps),
       log_every_(resolved.config.log.every) {
+  if (const auto& figures = resolved.config.watch.prometheus) {
+    const fs::path path = folder / *figures;
+    HALFSTEP_CHECK(!fs::exists(path) || fs::is_regular_file(path), "watch.prometheus is ", *figures, ", and ",
+                   path.string(), " is a folder or a device. It would be replaced: give the name of a file.");
+  }
   const RunConfig::Checkpoint& asked = resolved.config.checkpoint;
   if (!only_reads || shards_.are_there())
     checkpoints_.emplace(
@@ -242,7 +247,7 @@ std::optional<std::string> RunFolder::open_logs(const std::string& unit) {
     events_ = std::move(events);
   }
   if (resolved_.config.watch.prometheus && !figures_)
-    figures_.emplace(folder_.filename().string(), unit, resolved_.config.precision.compute,
+    figures_.emplace(files::folder_name(folder_), unit, resolved_.config.precision.compute,
                      resolved_.config.train.steps);
   const int64_t recorded = log_->recorded_before();
   if (log_every_ == 0 || step_ - recorded < log_every_) return std::nullopt;

@@ -50,8 +50,17 @@ struct Call {
   bool wants_input_grad = false;
 };
 
+double norm_of(const at::Tensor& tensor) {
+  return at::linalg_vector_norm(tensor, 2, at::OptionalIntArrayRef(), false, at::kDouble).item<double>();
+}
+
 struct Products {
   at::Tensor output{}, input_grad{}, weight_grad{};
+
+  bool are_finite() const {
+    return std::isfinite(norm_of(output) + norm_of(weight_grad) +
+                         (input_grad.defined() ? norm_of(input_grad) : 0.0));
+  }
 };
 
 /// The three products of one call, in the types that the scope around it gives them.
@@ -69,10 +78,6 @@ Products products_of(const Call& call, const at::Tensor& weight, const at::Tenso
   made.weight_grad = grads[0];
   if (call.wants_input_grad) made.input_grad = grads[1];
   return made;
-}
-
-double norm_of(const at::Tensor& tensor) {
-  return at::linalg_vector_norm(tensor, 2, at::OptionalIntArrayRef(), false, at::kDouble).item<double>();
 }
 
 double squared(double value) { return value * value; }
@@ -194,7 +199,11 @@ struct Shadow::State final : StepObserver, std::enable_shared_from_this<State> {
     for (Candidate& candidate : candidates) {
       const auto leaf = candidate.leaves.find(call.layer);
       if (leaf == candidate.leaves.end()) continue;
-      if (!reference) reference = products_of(call, leaf->second, output_grad, 1);
+      if (!reference) {
+        reference = products_of(call, leaf->second, output_grad, 1);
+        // With what FP32 itself cannot hold, no precision is to be compared.
+        if (!reference->are_finite()) return;
+      }
       add(candidate.sums[call.layer], *reference, low_products(candidate, call, leaf->second, output_grad),
           call.input, output_grad);
     }

@@ -152,11 +152,11 @@ std::unique_ptr<Task> placed(const RunConfig& config, std::unique_ptr<Task> task
 
 ShadowOptions shadow_options(RunConfig config, const TrainerShadow& shadow) {
   ShadowOptions options{.every = shadow.every};
-  config.precision.keep_high.clear();  // what to keep high is what is asked
-  for (const std::string& name : shadow.precisions) {
-    config.precision.compute = name;
+  for (const RunConfig::Precision& asked : shadow.precisions) {
+    config.precision = asked;
+    config.precision.keep_high.clear();  // what to keep high is what is asked
     config.precision.weights.reset();
-    options.precisions.push_back({.name = name, .precision = precision_of(config)});
+    options.precisions.push_back({.name = asked.compute, .precision = precision_of(config)});
   }
   return options;
 }

@@ -143,6 +143,14 @@ class LongRun(unittest.TestCase):
         families = {family.name: family for family in text_string_to_metric_families((self.folder / "run" / "figures.prom").read_text())}
         self.assertEqual(families["halfstep_step"].samples[0].value, 900)
 
+    def test_figures_for_prometheus_take_the_place_of_nothing_else(self):
+        (self.folder / "folder.prom").mkdir()
+        for path, code, word in (("log.jsonl", 2, "does not end in .prom"), (str(self.folder / "folder.prom"), 3, "is a folder")):
+            found, err, records = Run(self, f"watch.prometheus={path}", steps=2, every=0).end()
+            self.assertEqual(found, code, err)
+            self.assertIn(word, err)
+            self.assertEqual(records, [])
+
     def test_a_rollback_that_the_disk_refuses_to_log_is_made_all_the_same(self):
         wild = ("train.on_divergence=rollback", "train.most_rollbacks=1", "optimizer.clip_norm=1000",
                 "checkpoint.every=10")

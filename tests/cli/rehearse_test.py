@@ -194,6 +194,45 @@ class Rehearse(unittest.TestCase):
         (one,), (other,) = (list((self.folder / name).rglob("log.jsonl")) for name in ("whole", "cut"))
         self.assertEqual(losses(one.parent), losses(other.parent))
 
+    def test_shadow_mode_compares_what_its_configurations_train(self):
+        products = [word for op in ("addmm", "linear", "matmul", "mm") for word in ("--set", f"precision.ops.{op}=fp32")]
+        answer = ask(*self.shadow("ops", "--set", "precision.compute=bf16", *products, recipes="bf16", steps=2))
+        for layer in answer["layers"]:
+            self.assertEqual(layer["precisions"]["bf16"]["output_error"], 0)
+        self.assertIn('linear = "fp32"', pathlib.Path(answer["rules"][0]["configuration"]).read_text())
+        other = run(*self.shadow("ops", recipes="bf16", steps=2))
+        self.assertEqual(other.returncode, 2, other.stdout)
+        self.assertIn("other settings", other.stderr)
+
+    def test_shadow_mode_goes_on_with_the_precisions_it_began_with(self):
+        process = subprocess.Popen([PROGRAM, *self.shadow("part", steps=4000)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(600):
+            if list((self.folder / "part").rglob("log.jsonl")):
+                break
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        self.assertEqual(process.communicate() and process.returncode, 130)
+        for recipes, words in (("mxfp8,bf16,nvfp4", "without nvfp4"), ("bf16,mxfp8", "of fp8-delayed, too")):
+            other = run(*self.shadow("part", recipes=recipes, steps=4000))
+            self.assertEqual(other.returncode, 2, other.stdout)
+            self.assertIn(words, other.stderr)
+
+    def test_shadow_mode_blames_no_precision_for_what_fp32_cannot_hold(self):
+        diverging = ["--set", "optimizer.lr=1e30", "--unset", "optimizer.clip_norm"]
+        done = run(*self.shadow("diverging", *diverging, "--json", recipes="bf16,mxfp8", steps=40))
+        self.assertEqual(done.returncode, 4, done.stdout + done.stderr)
+        if done.stdout:
+            for layer in json.loads(done.stdout)["layers"]:
+                for cell in layer["precisions"].values():
+                    self.assertLess(cell["output_error"], 1)
+
+    def test_a_rehearsal_leaves_the_runs_figures_alone(self):
+        figures = self.folder / "figures.prom"
+        figures.write_text("of the run")
+        for more in ([], ["--fast"]):
+            ask(*self.arguments("figures" + "".join(more), "--set", f"watch.prometheus={figures}", *more, recipes="bf16", steps=3))
+            self.assertEqual(figures.read_text(), "of the run")
+
     def test_what_shadow_mode_cannot_do_is_refused_before_anything_runs(self):
         for more, words in ((["--seeds", "2"], "--seeds"), (["--device", "h100"], "--device"), (["--recipes", "fp32"], "names none"),
                             (["--output", str(self.folder / "none" / "page.html")], "none")):

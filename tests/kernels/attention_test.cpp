@@ -61,6 +61,9 @@ class Rows {
       set(b, h, r, i, normal(generator));
     });
   }
+  void fill(float value) {
+    each([&](std::size_t b, std::size_t h, std::size_t r, std::size_t i) { set(b, h, r, i, value); });
+  }
   void set(std::size_t b, std::size_t h, std::size_t r, std::size_t i, float value) {
     const std::uint32_t inf = traits(format_).inf_code;
     kScalarKernels.format[static_cast<int>(format_)].nearest_even(&value, &codes_[place(b, h, r, i)], 1,
@@ -106,7 +109,7 @@ struct Case {
   Sizes sizes;
   AttentionCall call;
   Rows query, key, value, output, output_grad, query_grad, key_grad, value_grad;
-  std::vector<float> log_sums, parts, float_mask;
+  std::vector<float> tops, log_sums, parts, float_mask;
   std::unique_ptr<bool[]> bool_mask;
 
   Case(Format format, Sizes s, bool causal, MaskType mask = MaskType::None, double dropout = 0)
@@ -138,7 +141,8 @@ struct Case {
         query_grad(query),
         key_grad(key),
         value_grad(key),
-        log_sums(s.batch * s.heads * s.queries, std::nanf("")) {
+        tops(s.batch * s.heads * s.queries, std::nanf("")),
+        log_sums(tops) {
     std::mt19937 generator(7);
     for (Rows* rows : {&query, &key, &value, &output_grad}) rows->draw(generator);
     // One mask for all heads: [batch, 1, queries, keys].
@@ -172,6 +176,7 @@ struct Case {
     call.key = std::as_const(key).view();
     call.value = std::as_const(value).view();
     call.output = output.view();
+    call.tops = tops.data();
     call.log_sums = log_sums.data();
     call.output_grad = std::as_const(output_grad).view();
     call.query_grad = query_grad.view();
@@ -432,6 +437,7 @@ TEST(Attention, HasTheSameBitsHoweverQueriesAreSharedOut) {
       whole.run(*table, 300);
       apart.run(*table, kAttentionQueries);
       EXPECT_TRUE(whole.output == apart.output) << table->isa;
+      EXPECT_EQ(whole.tops, apart.tops) << table->isa;
       EXPECT_EQ(whole.log_sums, apart.log_sums) << table->isa;
       EXPECT_TRUE(whole.query_grad == apart.query_grad && whole.key_grad == apart.key_grad) << table->isa;
     }
@@ -454,6 +460,45 @@ TEST(Attention, AQueryThatSeesNoKeyHasAnOutputOfZeroAndGivesNoGradient) {
         EXPECT_TRUE(std::isfinite(c.key_grad(0, 0, 3, i))) << table->isa;
       }
       EXPECT_EQ(c.log_sums[kBlind], kInf);
+    }
+}
+
+// The logarithm of a sum is lost beside a logit of 1e8 in FP32, and with it that two equal keys share a
+// query.
+TEST(Attention, ProbabilitiesOfLargeLogitsAddUpToOne) {
+  for (const KernelTable* table : tables())
+    for (const float logit : {1e4F, 1e6F, 1e8F, 1e12F}) {
+      Case c(Format::BF16, {1, 1, 1, 20, 30, 16}, false);
+      c.call.scale = logit;
+      // Queries and keys are unit vectors: two keys fit each of the first queries.
+      for (Rows* rows : {&c.query, &c.key}) rows->fill(0);
+      for (std::size_t i = 0; i < 20; ++i) c.query.set(0, 0, i, i % 15, 1);
+      for (std::size_t i = 0; i < 30; ++i) c.key.set(0, 0, i, i % 15, 1);
+      c.output_grad.fill(1);
+      c.run(*table, 20);
+      for (std::size_t key = 0; key < 30; ++key)
+        for (std::size_t i = 0; i < 16; ++i)
+          // Queries 0 to 4 and 15 to 19 are the same five.
+          EXPECT_EQ(c.value_grad(0, 0, key, i), key % 15 < 5 ? 1.0F : 0.5F) << table->isa << ", " << logit;
+    }
+}
+
+// Models fill masks with the least number of a type; where that is all of a row, every key counts the same.
+TEST(Attention, AFiniteMaskStaysFinite) {
+  for (const KernelTable* table : tables())
+    for (const float least : {-1e8F, -3.3895314e38F, 3.3e38F}) {
+      Case c(Format::BF16, {1, 1, 1, 20, 32, 16}, false, MaskType::FP32);
+      constexpr std::size_t kMasked = 7;
+      for (std::size_t k = 0; k < 32; ++k) c.float_mask[kMasked * 32 + k] = least;
+      c.query.fill(0);
+      c.value.fill(2);
+      c.output_grad.fill(0);
+      for (std::size_t i = 0; i < 16; ++i) c.output_grad.set(0, 0, kMasked, i, 1);
+      c.run(*table, 20);
+      for (std::size_t i = 0; i < 16; ++i) {
+        EXPECT_EQ(c.output(0, 0, kMasked, i), 2) << table->isa << ", " << least;
+        EXPECT_EQ(c.value_grad(0, 0, 3, i), 1.0F / 32) << table->isa << ", " << least;
+      }
     }
 }
 

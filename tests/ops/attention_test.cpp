@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <halfstep/activations.h>
 #include <halfstep/autocast.h>
+#include <halfstep/functions.h>
 #include <torch/torch.h>
 
 #include "support/live_bytes.h"
@@ -160,6 +161,40 @@ at::Tensor kept_by_dropout(double dropout) {
   return attend_in_scope({zeros, zeros, eye}, {.dropout = dropout}, at::kBFloat16).to(at::kFloat) * 64;
 }
 
+// A cast of rows that overlap in memory lays them out in another order.
+TEST(LowRowsAttention, TakesFp32WindowsThatOverlap) {
+  at::manual_seed(3);
+  const at::Tensor windows = at::randn({2, 3, 67}).unfold(2, 48, 1);  // [2, 3, 20, 48]
+  const at::Tensor query = at::randn({2, 3, 33, 48}), value = at::randn({2, 3, 20, 48});
+  const auto scope = scope_of(at::kBFloat16);
+  const auto low = [](const at::Tensor& tensor) { return tensor.contiguous().to(at::kBFloat16); };
+  for (const Tensors& heads : {Tensors{query, windows, value}, Tensors{windows, value, value},
+                               Tensors{query, value, windows}, Tensors{windows, windows, windows}})
+    EXPECT_TRUE(at::equal(attend(heads, {}), attend({low(heads[0]), low(heads[1]), low(heads[2])}, {})));
+}
+
+// As LibTorch's: a program may view it, and write to it where no gradient needs it as it was.
+TEST(LowRowsAttention, TheOutputLiesAndCanBeWrittenToAsLibTorchs) {
+  at::manual_seed(3);
+  const at::Tensor contiguous = at::randn({2, 3, 20, 16}).to(at::kBFloat16);
+  const at::Tensor of_layer = contiguous.transpose(1, 2).contiguous().transpose(1, 2);
+  const at::Tensor part = at::randn({2, 20, 3, 3, 16}).to(at::kBFloat16).select(2, 0).transpose(1, 2);
+  for (const at::Tensor& heads : {contiguous, of_layer, part})
+    for (const double dropout : {0.0, 0.1}) {
+      const at::Tensor expected = attend({heads, heads, heads}, {.dropout = dropout});
+      const at::Tensor found = attend_in_scope({heads, heads, heads}, {.dropout = dropout}, at::kBFloat16);
+      EXPECT_EQ(found.strides(), expected.strides()) << dropout;
+    }
+  const at::Tensor bias = at::randn({2, 3, 20, 16}).to(at::kBFloat16).requires_grad_();
+  at::Tensor output = attend_in_scope({contiguous, contiguous, contiguous}, {}, at::kBFloat16);
+  output.add_(bias).sum().backward();
+  EXPECT_TRUE(bias.grad().defined());
+  const at::Tensor cos = at::rand({20, 16}), sin = at::rand({20, 16});
+  const auto scope = scope_of(at::kBFloat16);
+  at::Tensor turned = rotary(of_layer.detach().requires_grad_(), cos, sin);
+  turned.mul_(0.5).sum().backward();
+}
+
 TEST(LowRowsAttention, DropoutDropsTheShareThatIsAskedForAndFollowsTheSeed) {
   at::manual_seed(11);
   const at::Tensor first = kept_by_dropout(0.25), second = kept_by_dropout(0.25);
@@ -212,14 +247,16 @@ int64_t kept_bytes(const Tensors& heads, bool in_scope, const Options& options) 
   return bytes.live();
 }
 
-TEST(LowRowsAttention, KeepsForBackwardWhatLibTorchsFlashAttentionKeepsAndLessWithDropout) {
+TEST(LowRowsAttention, KeepsForBackwardOneNumberAQueryMoreThanLibTorchsFlashAttentionAndLessWithDropout) {
   const Tensors heads = some_heads(2, 4, 2, 64, 64, 32, at::kBFloat16);
   const int threads = at::get_num_threads();
   at::set_num_threads(1);  // other threads report nothing
-  EXPECT_EQ(kept_bytes(heads, true, {.causal = true}), kept_bytes(heads, false, {.causal = true}));
-  // The output and one FP32 number a query: the unfused attention keeps matrices.
+  // The largest logit of a query apart from the logarithm of its sum, where LibTorch adds the two.
   const int64_t queries = 2 * 4 * 64;
-  EXPECT_EQ(kept_bytes(heads, true, {.dropout = 0.5}), queries * (32 * 2 + 4));
+  EXPECT_EQ(kept_bytes(heads, true, {.causal = true}),
+            kept_bytes(heads, false, {.causal = true}) + queries * 4);
+  // The output and these two FP32 numbers a query: the unfused attention keeps matrices.
+  EXPECT_EQ(kept_bytes(heads, true, {.dropout = 0.5}), queries * (32 * 2 + 2 * 4));
   EXPECT_GT(kept_bytes(heads, false, {.dropout = 0.5}), queries * 64 * 2);
   at::set_num_threads(threads);
 }

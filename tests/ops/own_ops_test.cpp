@@ -65,6 +65,25 @@ Calls rms_norm_calls() {
                          {"rows across memory", norm(low.transpose(0, 2), {4})}}};
 }
 
+Calls rms_norm_function_calls() {
+  const at::Tensor fp32 = at::randn({4, 6, 16}), low = fp32.to(at::kBFloat16), gain = at::rand({16}) + 0.5;
+  return {.op = "halfstep::rms_norm",
+          .taken = {{"BF16 rows", {low, gain, 1e-3}},
+                    {"FP16 rows", {fp32.to(at::kHalf), gain, 1e-3}},
+                    {"a low gain", {low, gain.to(at::kBFloat16), 1e-3}}},
+          .left_alone = {{"FP32 rows", {fp32, gain, 1e-3}}}};
+}
+
+Calls layer_norm_function_calls() {
+  const at::Tensor fp32 = at::randn({4, 6, 16}), low = fp32.to(at::kBFloat16);
+  const at::Tensor gain = at::rand({16}) + 0.5, bias = at::randn({16});
+  return {.op = "halfstep::layer_norm",
+          .taken = {{"BF16 rows", {low, gain, bias, 1e-3}},
+                    {"FP16 rows", {fp32.to(at::kHalf), gain, bias, 1e-3}},
+                    {"low gain and bias", {low, gain.to(at::kBFloat16), bias.to(at::kBFloat16), 1e-3}}},
+          .left_alone = {{"FP32 rows", {fp32, gain, bias, 1e-3}}}};
+}
+
 Calls attention_calls() {
   const auto attend = [](const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                          const c10::IValue& mask = {}, double dropout = 0, bool causal = false,
@@ -137,8 +156,8 @@ Calls swiglu_calls() {
 
 std::vector<Calls> all_calls() {
   at::manual_seed(5);
-  return {attention_calls(), cross_entropy_calls(), gelu_calls(),
-          rms_norm_calls(),  rotary_calls(),        swiglu_calls()};
+  return {attention_calls(),         cross_entropy_calls(),       gelu_calls(),   rms_norm_calls(),
+          rms_norm_function_calls(), layer_norm_function_calls(), rotary_calls(), swiglu_calls()};
 }
 
 const OwnOp& row_of(const std::string& op) {
@@ -246,6 +265,7 @@ TEST(OwnOps, ARowRunsOnlyWhereThePolicyHasItsRule) {
     for (const OpRule other : {OpRule::Stock, OpRule::Promote}) {
       OpPolicy policy = OpPolicy::standard();
       policy.set(calls.op, other);
+      policy.set("rms_norm", other);  // what halfstep::rms_norm goes through then
       EXPECT_FALSE(in_scope(calls.op, calls.taken.front().arguments, policy).is_ours()) << calls.op;
     }
   }
