@@ -2,7 +2,7 @@
 //
 //   x = halfstep::swiglu(gate_proj(x), up_proj(x));              // silu(gate) * up
 //   query = halfstep::rotary(query, cos, sin);                   // [batch, heads, length, head size]
-//   y = halfstep::rms_norm(x, gain, 1e-5);                       // low where x is
+//   y = halfstep::rms_norm(x, gain, 1e-5);                       // in the type of x
 //
 // Inside an AutocastScope, BF16 and FP16 tensors on the CPU take one pass forward and one backward, computed
 // in FP32 and rounded once; backward keeps no more than the inputs, and the bits are the same with any number
@@ -30,13 +30,12 @@ namespace halfstep {
                                              const at::Tensor& sin);
 
 /// Each row of the last dimension over its root mean square, times a gain of each column:
-/// x / sqrt(mean(x^2) + eps) * gain. Inside a scope the norm of low rows is low, where that of at::rms_norm
-/// is FP32: for a norm whose output goes into products, which round it anyway. In one pass where the rows are
-/// contiguous.
+/// x / sqrt(mean(x^2) + eps) * gain, in the type of x. Inside a scope that of at::rms_norm would be FP32: for
+/// a norm whose output goes into products, which round it anyway. In one pass where the rows are contiguous.
 [[nodiscard]] HALFSTEP_API at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& gain, double eps);
 
 /// Each row of the last dimension less its mean, over its deviation, times a gain and plus a bias of each
-/// column. Inside a scope low where the rows are, as rms_norm is.
+/// column. In the type of x, as rms_norm is.
 [[nodiscard]] HALFSTEP_API at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& gain,
                                                  const at::Tensor& bias, double eps);
 

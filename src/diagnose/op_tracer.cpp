@@ -233,7 +233,11 @@ struct OpTracer::State final : c10::DebugInfoBase, std::enable_shared_from_this<
 
     const c10::StorageImpl* written = nullptr;  // in place
     bool is_overwritten = false;                // without having been read
-    at::Tensor before{};                        // a copy of what was read there; `inputs` has it, too
+    /// Not of numbers that were bad before: an operation copies what it has made inside, and is the culprit.
+    bool fills_from_finite() const {
+      return is_overwritten && (name != "copy_" || faults_of(inputs[1].toTensor()) == kNone);
+    }
+    at::Tensor before{};  // a copy of what was read there; `inputs` has it, too
 
     bool is_outermost() const { return !parent || parent->is_node; }
 
@@ -370,10 +374,12 @@ std::unique_ptr<at::ObserverContext> OpTracer::State::begin(const at::RecordFunc
       frame->parent ? frame->parent->backward : int64_t{torch::autograd::get_current_graph_task_id()};
   frame->in_backward = frame->is_node || torch::autograd::get_current_graph_task_id() != -1;
   frame->is_seed = !frame->in_backward && state->is_before_nodes;
-  if (frame->parent)
+  // Around a node the engine sums what the node has given: that is the node's, too.
+  const bool is_engines = frame->parent && frame->parent->name.starts_with("evaluate_function");
+  if (frame->parent && !is_engines)
     frame->layer = frame->parent->layer;
   else if (frame->in_backward)
-    frame->layer = state->last_node_layer;  // a sum between nodes is of the one that gave its last part
+    frame->layer = state->last_node_layer;
   frame->inputs.assign(call.inputs().begin(), call.inputs().end());
   if (frame->is_node) {
     state->is_before_nodes = false;
@@ -520,9 +526,9 @@ void OpTracer::State::end(const at::RecordFunction& call, at::ObserverContext* c
       if (is_new) state.unwritten.erase(memory);
       const bool reads_nothing = frame->is_view && !is_new;
       // Memory that the program has allocated by itself is written to by an operation in place. Inside an
-      // operation it is that one's result which counts, unless all that is there was just written.
+      // operation it is that one's result which counts, unless it has filled what is there.
       const bool fills = !is_new && memory == frame->written &&
-                         (frame->is_outermost() || frame->is_overwritten) && is_looked_at(tensor) &&
+                         (frame->is_outermost() || frame->fills_from_finite()) && is_looked_at(tensor) &&
                          state.is_unwritten(tensor);
       const bool knows_values =
           fills && (frame->is_overwritten || (frame->before.defined() && faults_of(frame->before) == kNone));

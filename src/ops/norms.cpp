@@ -181,12 +181,13 @@ at::Tensor run(OpArguments given) {
 
 at::Tensor fp32(const at::Tensor& of_columns) { return of_columns.to(at::kFloat).contiguous(); }
 
+// In a scope the rows of these operations make FP32 of low rows.
 at::Tensor rms_norm_chain(const at::Tensor& x, const at::Tensor& gain, double eps) {
-  return at::rms_norm(x, gain.sizes(), gain, eps);
+  return at::rms_norm(x, gain.sizes(), gain, eps).to(x.scalar_type());
 }
 
 at::Tensor layer_norm_chain(const at::Tensor& x, const at::Tensor& gain, const at::Tensor& bias, double eps) {
-  return at::layer_norm(x, gain.sizes(), gain, bias, eps);
+  return at::layer_norm(x, gain.sizes(), gain, bias, eps).to(x.scalar_type());
 }
 
 /// Of a function of halfstep/functions.h: the rows, then what has one number a column.

@@ -116,8 +116,8 @@ struct Probe::State final : StepObserver, std::enable_shared_from_this<Probe::St
     Watching& operator=(const Watching&) = delete;
 
    private:
-    /// A call that is given a layer's weight, or a softmax, whose layer is empty; those inside it are its own
-    /// business.
+    /// A call that is given a layer's weight, or a softmax or a loss with one inside, whose layer is empty;
+    /// those inside it are its own business.
     struct Call final : at::ObserverContext {
       std::string layer;
     };
@@ -134,13 +134,13 @@ struct Probe::State final : StepObserver, std::enable_shared_from_this<Probe::St
       if (!current() || inside()) return nullptr;
       State* const state = current()->state_.get();
       const std::string_view name = call.name();
-      const bool is_softmax =
-          name == "aten::softmax" || name == "aten::_softmax" || name == "aten::log_softmax";
+      const bool is_softmax = name == "aten::softmax" || name == "aten::_softmax" ||
+                              name == "aten::log_softmax" || name == "aten::cross_entropy_loss";
       if (is_softmax && !call.inputs().empty() && call.inputs()[0].isTensor()) {
         state->see_activation(
             (state->last_layer.empty() ? "the input" : state->last_layer).append(ProbeRecord::kLogitsAfter),
             without_mask(call.inputs()[0].toTensor()));
-        inside() = true;  // softmax calls _softmax with the same logits
+        inside() = true;  // what it calls has the same logits
         return std::make_unique<Call>();
       }
       for (const c10::IValue& input : call.inputs()) {

@@ -5,13 +5,12 @@ namespace {
 
 using at::Tensor;
 
-/// An operation of three or two tensors, which a process without Halfstep lacks.
-template <typename... Tensors>
-Tensor by_name(const char* op, const Tensors&... tensors) {
-  return c10::Dispatcher::singleton()
-      .findSchemaOrThrow(op, "")
-      .template typed<Tensor(const Tensors&...)>()
-      .call(tensors...);
+/// An operation that a process without Halfstep lacks.
+template <typename... Arguments>
+Tensor by_name(const char* op, const Arguments&... arguments) {
+  std::vector<c10::IValue> stack{arguments...};
+  c10::Dispatcher::singleton().findSchemaOrThrow(op, "").callBoxed(stack);
+  return stack[0].toTensor();
 }
 
 constexpr int64_t kMean = at::Reduction::Mean;
@@ -235,6 +234,9 @@ std::vector<OpCase> norms_and_softmax() {
       {"halfstep::swiglu", [](Inputs& in) { return by_name("halfstep::swiglu", in(3, 4), in(3, 4)); }},
       {"halfstep::rotary",
        [](Inputs& in) { return by_name("halfstep::rotary", in(2, 3, 4, 6), in(4, 6), in(4, 6)); }},
+      {"halfstep::layer_norm",
+       [](Inputs& in) { return by_name("halfstep::layer_norm", in(3, 4), in(4), in(4), 1e-5); }},
+      {"halfstep::rms_norm", [](Inputs& in) { return by_name("halfstep::rms_norm", in(3, 4), in(4), 1e-5); }},
       {"rms_norm", [](Inputs& in) { return at::rms_norm(in(3, 4), {4}, in(4)); }},
       {"softmax.int", [](Inputs& in) { return at::softmax(in(3, 4), -1); }},
       {"log_softmax.int", [](Inputs& in) { return at::log_softmax(in(3, 4), -1); }},

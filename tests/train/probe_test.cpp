@@ -53,7 +53,7 @@ TEST(Probe, LooksAtTheFirstStepAndEachThatItsNumberDivides) {
     EXPECT_EQ(seen[at]["weight"], 6);
     EXPECT_EQ(seen[at]["gradient"], 6);
     EXPECT_EQ(seen[at]["update"], 6);
-    EXPECT_EQ(seen[at]["activation"], 3);
+    EXPECT_EQ(seen[at]["activation"], 4);  // of three layers, and the logits
   }
 }
 
