@@ -149,7 +149,10 @@ struct CulpritRecord {
   int64_t propagated = 0;             ///< later operations that passed the numbers on
 
   /// `layer` is then the parameter whose gradients were added.
-  static constexpr std::string_view kSumOfBatches = "sum of micro-batches", kSumOverRanks = "sum over ranks";
+  static constexpr std::string_view kSumOfBatches = "sum of micro-batches";
+  /// The same, of the gradients of all ranks.
+  static constexpr std::string_view kSumOverRanks = "sum over ranks";
+  /// Whether one of these sums made the numbers, and no operation.
   bool is_sum() const { return op == kSumOfBatches || op == kSumOverRanks; }
 };
 
