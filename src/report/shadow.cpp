@@ -6,6 +6,7 @@
 #include <cmath>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "report/html.h"
 #include "words/numbers.h"
@@ -159,7 +160,8 @@ ShadowFindings shadow_findings(const RunHistory& run) {
                                                      : HUGE_VAL;
     return most;
   };
-  std::ranges::stable_sort(findings.layers, std::greater(), badness);
+  std::ranges::sort(findings.layers, {},
+                    [&](const ShadowLayer& layer) { return std::pair(-badness(layer), layer.name); });
   findings.unsuited.resize(findings.precisions.size());
   for (size_t i = 0; i < findings.precisions.size(); ++i)
     if (findings.precisions[i] != "bf16" && findings.precisions[i] != "fp16") suggest(findings, i);

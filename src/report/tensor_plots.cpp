@@ -229,8 +229,8 @@ double lost_to(const std::vector<std::pair<ProductFormat, std::string>>& formats
 Named worst_of(const Named& layers, const std::vector<std::pair<ProductFormat, std::string>>& formats) {
   if (layers.size() <= kMostLayers) return layers;
   std::vector<std::pair<double, size_t>> by_loss;
-  for (size_t i = 0; i < layers.size(); ++i) by_loss.emplace_back(lost_to(formats, layers[i].second), i);
-  std::ranges::stable_sort(by_loss, std::greater(), [](const auto& each) { return each.first; });
+  for (size_t i = 0; i < layers.size(); ++i) by_loss.emplace_back(-lost_to(formats, layers[i].second), i);
+  std::ranges::sort(by_loss);
   std::vector<size_t> chosen;
   for (size_t i = 0; i < kMostLayers; ++i) chosen.push_back(by_loss[i].second);
   std::ranges::sort(chosen);
@@ -319,8 +319,12 @@ LostByStep lost_in(const RunHistory& run, const std::string& role, const Product
                                                 .saturation = shares.saturated + shares.non_finite};
   }
   if (layers.size() <= kMostLayers) return layers;
-  std::ranges::stable_sort(layers, std::greater(), most_of);
-  return layers;
+  std::vector<std::pair<double, size_t>> by_loss;
+  for (size_t i = 0; i < layers.size(); ++i) by_loss.emplace_back(-most_of(layers[i]), i);
+  std::ranges::sort(by_loss);
+  LostByStep sorted;
+  for (const auto& [less, i] : by_loss) sorted.push_back(std::move(layers[i]));
+  return sorted;
 }
 
 /// At most so many, evenly chosen, the last among them.

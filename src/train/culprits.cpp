@@ -109,7 +109,7 @@ CulpritRecord sum_over_ranks(const FailedSum& failed, std::vector<Part> parts) {
                 "precision is the cause."
               : "Each rank's part is finite, their sum is too large.";
   constexpr size_t kMostInputs = 8;
-  std::ranges::stable_sort(parts, std::ranges::greater(), &Part::largest);
+  std::ranges::sort(parts, {}, [](const Part& each) { return std::pair(-each.largest, each.rank); });
   for (const Part& each : parts)
     if (culprit.inputs.size() < kMostInputs)
       culprit.inputs.push_back(

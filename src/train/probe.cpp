@@ -300,15 +300,17 @@ std::vector<ProbeRecord> united(std::vector<ProbeRecord> records, const Ranks& r
   // All keys by step, each with the first rank that has it.
   const std::string verdict = ranks.decided(
       "the tensors that a probe has seen", told.dump(), [](const std::vector<std::string>& texts) {
-        std::vector<json> all;
+        std::map<int64_t, std::vector<json>> by_step;
         std::set<json> known;
         for (std::size_t rank = 0; rank < texts.size(); ++rank)
           for (const json& each : json::parse(texts[rank]))
-            if (known.insert(each).second) all.push_back({{"key", each["key"]}, {"rank", rank}});
-        std::ranges::stable_sort(all, std::ranges::less(), [](const json& each) {
-          return json::parse(each["key"].get<std::string>())[0].get<int64_t>();
-        });
-        return json(all).dump();
+            if (known.insert(each).second)
+              by_step[json::parse(each["key"].get<std::string>())[0].get<int64_t>()].push_back(
+                  {{"key", each["key"]}, {"rank", rank}});
+        json all = json::array();
+        for (const auto& [step, keys] : by_step)
+          for (const json& each : keys) all.push_back(each);
+        return all.dump();
       });
   std::vector<ProbeRecord> all;
   for (const json& each : json::parse(verdict)) {
