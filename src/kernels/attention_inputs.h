@@ -81,7 +81,7 @@ struct Pieces {
   std::size_t taken = 0;
   template <typename Number>
   Number* take(std::size_t count) {
-    Number* const piece = reinterpret_cast<Number*>(memory + taken);
+    Number* const piece = memory == nullptr ? nullptr : reinterpret_cast<Number*>(memory + taken);
     taken += up_to_multiple(count * sizeof(Number), 64);
     return piece;
   }
