@@ -158,19 +158,30 @@ PlannedRun shadow_run(const Request& request, const ResolvedConfig& base) {
   return run;
 }
 
+[[noreturn]] void refuse_folder(const Path& folder, const std::string& because) {
+  throw ExitWith(kUsage, folder.string() + " has a rehearsal " + because +
+                             ". Give another --folder, or remove that one.");
+}
+
+/// What was written there, in that folder of runs, against what is asked now.
+void check_same_configuration(const Path& folder, const Path& written, RunConfig asked,
+                              bool compares_keep_high = true) {
+  RunConfig before = about_files([&] { return resolve_config({.file = read_config_file(written)}).config; });
+  before.run.folder = asked.run.folder;  // it may have been moved
+  if (!compares_keep_high)
+    for (RunConfig* const one : {&before, &asked}) one->precision.keep_high.clear();
+  std::string changes;
+  for (const std::string& change : config_changes(before, asked))
+    changes += (changes.empty() ? "" : "; ") + change;
+  if (!changes.empty()) refuse_folder(folder, "with other settings: " + changes);
+}
+
 /// Losses of another configuration are no match for those that are there.
 void check_same_settings(const PlannedRun& run) {
   const Path written = run.folder / "config.toml";
   std::error_code unknown;
-  if (!std::filesystem::exists(written, unknown)) return;
-  RunConfig before = about_files([&] { return resolve_config({.file = read_config_file(written)}).config; });
-  before.run.folder = run.resolved.config.run.folder;  // it may have been moved
-  std::string changes;
-  for (const std::string& change : config_changes(before, run.resolved.config))
-    changes += (changes.empty() ? "" : "; ") + change;
-  if (!changes.empty())
-    throw ExitWith(kUsage, run.folder.string() + " has a rehearsal with other settings: " + changes +
-                               ". Give another --folder, or remove that one.");
+  if (std::filesystem::exists(written, unknown))
+    check_same_configuration(run.folder, written, run.resolved.config);
 }
 
 /// Before hours of training: whether the page could be written where it is asked for.
@@ -577,34 +588,26 @@ bool is_precision(const std::string& name) {
   return std::ranges::find(key->words, name) != key->words.end();
 }
 
-/// A folder that has some of them has all, of the same settings: what is looked at in one run goes together.
-void check_same_recipes(const Request& request, const ResolvedConfig& base,
+/// A run that has begun has all of them, of the same settings: what is looked at in one run goes together.
+void check_same_recipes(const Request& request, const ResolvedConfig& base, const PlannedRun& run,
                         const std::vector<std::string>& names) {
   std::vector<std::string> before;
   std::error_code unknown;
+  if (!std::filesystem::exists(run.folder / "log.jsonl", unknown)) return;
   for (const auto& entry : std::filesystem::directory_iterator(folder_of(request), unknown))
     if (entry.path().extension() == ".toml" && is_precision(entry.path().stem()))
       before.push_back(entry.path().stem().string());
   if (before.empty()) return;
-  const std::string remedy = ". Give another --folder, or remove that one.";
-  const std::string head = folder_of(request).string() + " has a rehearsal ";
   for (const std::string& name : names)
-    if (std::ranges::find(before, name) == before.end())
-      throw ExitWith(kUsage, head + "without " + name + remedy);
+    if (std::ranges::find(before, name) == before.end()) refuse_folder(folder_of(request), "without " + name);
   for (const std::string& name : before)
     if (std::ranges::find(names, name) == names.end())
-      throw ExitWith(kUsage, head + "of " + name + ", too" + remedy);
+      refuse_folder(folder_of(request), "of " + name + ", too");
   for (const std::string& name : names) {
-    RunConfig there = about_files(
-        [&] { return resolve_config({.file = read_config_file(configuration_file(request, name))}).config; });
     RunConfig asked = base.config;
     asked.precision = precision_of(base.config.precision, name);
-    for (RunConfig* const one : {&there, &asked}) one->precision.keep_high.clear();  // some are suggested
-    there.run.folder = asked.run.folder;
-    std::string changes;
-    for (const std::string& change : config_changes(there, asked))
-      changes += (changes.empty() ? "" : "; ") + change;
-    if (!changes.empty()) throw ExitWith(kUsage, head + "with other settings: " + changes + remedy);
+    check_same_configuration(folder_of(request), configuration_file(request, name), asked,
+                             /*compares_keep_high=*/false);  // some of it was suggested
   }
 }
 
@@ -691,7 +694,7 @@ void run_shadow(const Request& request, const ResolvedConfig& base) {
   const std::vector<std::string> names = shadowed_of(request);
   const PlannedRun run = shadow_run(request, base);
   check_same_settings(run);
-  check_same_recipes(request, base, names);
+  check_same_recipes(request, base, run, names);
   const std::string page =
       request.output.empty() ? (folder_of(request) / "rehearsal.html").string() : request.output;
   keep_answer_out_of(page);

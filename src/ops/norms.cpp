@@ -160,6 +160,8 @@ bool is_of_columns(const at::Tensor& input, const at::Tensor& given) {
          (given.scalar_type() == at::kFloat || is_low(given));
 }
 
+at::Tensor fp32(const at::Tensor& of_columns) { return of_columns.to(at::kFloat).contiguous(); }
+
 /// Dense rows of BF16 or FP16 on the CPU, normed over the last dimension.
 bool takes(OpArguments given) {
   const RmsNormArguments arguments(given);
@@ -172,14 +174,12 @@ bool takes(OpArguments given) {
 /// The FP32 output, as stock computes it from an FP32 copy, but with sums in FP64.
 at::Tensor run(OpArguments given) {
   const RmsNormArguments arguments(given);
-  const auto fp32 = arguments.input.options().dtype(at::kFloat);
-  const at::Tensor gain = arguments.gain ? arguments.gain->to(at::kFloat).contiguous()
-                                         : at::ones({arguments.input.size(-1)}, fp32);
+  const at::Tensor gain =
+      arguments.gain ? fp32(*arguments.gain)
+                     : at::ones({arguments.input.size(-1)}, arguments.input.options().dtype(at::kFloat));
   return LowRowsNorm::apply(arguments.input, gain, std::optional<at::Tensor>(),
                             arguments.eps.value_or(std::numeric_limits<float>::epsilon()), at::kFloat);
 }
-
-at::Tensor fp32(const at::Tensor& of_columns) { return of_columns.to(at::kFloat).contiguous(); }
 
 // In a scope the rows of these operations make FP32 of low rows.
 at::Tensor rms_norm_chain(const at::Tensor& x, const at::Tensor& gain, double eps) {

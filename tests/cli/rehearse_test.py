@@ -217,6 +217,11 @@ class Rehearse(unittest.TestCase):
             self.assertEqual(other.returncode, 2, other.stdout)
             self.assertIn(words, other.stderr)
 
+    def test_shadow_mode_begins_again_where_it_could_not_begin(self):
+        refused = run(*self.arguments("begins", "--fast", "--set", "model.width=20", recipes="mxfp8", steps=3))
+        self.assertIn("mxfp8 covers none of the model's weights", refused.stderr)
+        self.assertEqual(ask(*self.shadow("begins", recipes="mxfp8", steps=3))["steps"], 3)
+
     def test_shadow_mode_blames_no_precision_for_what_fp32_cannot_hold(self):
         diverging = ["--set", "optimizer.lr=1e30", "--unset", "optimizer.clip_norm"]
         done = run(*self.shadow("diverging", *diverging, "--json", recipes="bf16,mxfp8", steps=40))
