@@ -20,7 +20,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-struct Request {
+struct CheckpointRequest {
   std::string folder;
   int64_t step = -1;  // the latest
   std::string part;   // see part_of
@@ -29,14 +29,14 @@ struct Request {
   bool json = false;
 };
 
-std::vector<int64_t> steps_in(const Request& request) {
+std::vector<int64_t> steps_in(const CheckpointRequest& request) {
   std::vector<int64_t> steps = checkpoint_steps(request.folder);
   HALFSTEP_CHECK(!steps.empty(), request.folder,
                  ": no checkpoints. Give the folder of a run, which holds folders like step-000000100.");
   return steps;
 }
 
-int64_t step_of(const Request& request) {
+int64_t step_of(const CheckpointRequest& request) {
   return request.step >= 0 ? request.step : steps_in(request).back();
 }
 
@@ -81,7 +81,7 @@ void print_plain(const CheckpointSummary& summary) {
     std::cout << "  " << shown(name) << ": " << shown(value) << "\n";
 }
 
-void inspect(const Request& request) {
+void inspect(const CheckpointRequest& request) {
   const CheckpointSummary summary = summarize_checkpoint(request.folder, step_of(request));
   if (!request.json) return print_plain(summary);
   ordered_json answer = json_of(summary);
@@ -89,7 +89,7 @@ void inspect(const Request& request) {
   print_answer(answer);
 }
 
-void list(const Request& request) {
+void list(const CheckpointRequest& request) {
   ordered_json all = ordered_json::array();
   if (!request.json) std::cout << "        step            MB  held-out loss  saved in good health  pinned\n";
   for (const int64_t step : steps_in(request)) {
@@ -123,7 +123,7 @@ void list(const Request& request) {
   if (request.json) print_answer(all);
 }
 
-void remove(const Request& request) {
+void remove(const CheckpointRequest& request) {
   remove_checkpoint(request.folder, request.step);
   if (request.json)
     print_answer(ordered_json{{"removed", request.step}});
@@ -131,7 +131,7 @@ void remove(const Request& request) {
     std::cout << "the checkpoint of step " << request.step << " is removed\n";
 }
 
-void pin(const Request& request, bool pinned) {
+void pin(const CheckpointRequest& request, bool pinned) {
   pin_checkpoint(request.folder, request.step, pinned);
   if (request.json)
     print_answer(ordered_json{{"step", request.step}, {"pinned", pinned}});
@@ -146,7 +146,7 @@ bool is_there(const std::string& folder, int64_t step) {
 }
 
 // Every checkpoint of the run, or the one that was asked for; exit code 1 by the error that ends it.
-void verify(const Request& request) {
+void verify(const CheckpointRequest& request) {
   const std::vector<int64_t> steps =
       request.step >= 0 ? std::vector<int64_t>{request.step} : steps_in(request);
   ordered_json answer = ordered_json::object();
@@ -197,7 +197,7 @@ NamedTensors full_precision_weights(const StateDict& saved, const std::string& p
 }
 
 /// The part to export: 'model' if none was named, or what 'halfstep train' saves instead of it.
-std::string part_of(const Request& request, int64_t step) {
+std::string part_of(const CheckpointRequest& request, int64_t step) {
   if (!request.part.empty()) return request.part;
   const CheckpointSummary summary = summarize_checkpoint(request.folder, step);
   const auto has = [&](const char* name) {
@@ -208,7 +208,7 @@ std::string part_of(const Request& request, int64_t step) {
 
 // How many tensors were written. They are counted here, not in the file: what went into a pipe cannot be read
 // again.
-size_t export_tensors(const Request& request, int64_t step) {
+size_t export_tensors(const CheckpointRequest& request, int64_t step) {
   const std::string part = part_of(request, step);
   if (request.full_precision) {
     const Checkpoint checkpoint = load_checkpoint(request.folder, step);
@@ -222,7 +222,7 @@ size_t export_tensors(const Request& request, int64_t step) {
   return std::ranges::find(summary.parts, part, &CheckpointSummary::Part::name)->tensors.size();
 }
 
-void run_export(const Request& request) {
+void run_export(const CheckpointRequest& request) {
   keep_answer_out_of(request.output);
   const int64_t step = step_of(request);
   const size_t tensors = export_tensors(request, step);
@@ -241,8 +241,8 @@ std::string with_checkpoints(std::string folder) {
 
 enum class Step { Optional, Required };
 
-CLI::App* add_action(CLI::App& parent, const std::shared_ptr<Request>& request, const std::string& name,
-                     const std::string& about, Step step = Step::Optional) {
+CLI::App* add_action(CLI::App& parent, const std::shared_ptr<CheckpointRequest>& request,
+                     const std::string& name, const std::string& about, Step step = Step::Optional) {
   CLI::App* const action = parent.add_subcommand(name, about);
   action->add_option("folder", request->folder, std::string("Folder of the run, or of its checkpoints"))
       ->required()
@@ -262,7 +262,7 @@ void add_checkpoint(CLI::App& program) {
   CLI::App* const checkpoint =
       program.add_subcommand("checkpoint", "The checkpoints of a run: look into, keep, remove");
   checkpoint->require_subcommand(1);
-  const auto request = std::make_shared<Request>();
+  const auto request = std::make_shared<CheckpointRequest>();
 
   add_action(*checkpoint, request, "inspect", "Steps, parts, tensors, and what it was written with")
       ->callback([request] { about_files([&] { inspect(*request); }); });

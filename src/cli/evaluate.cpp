@@ -25,7 +25,7 @@ namespace {
 
 using Path = std::filesystem::path;
 
-struct Request {
+struct EvaluateRequest {
   std::string model, precision = "fp32";
   std::vector<std::string> data;
   int64_t sequence_length = 0;  // the model's own, up to kMostTokens
@@ -111,7 +111,7 @@ void add_stretches(CausalLM& model, MixedPrecision& precision, const std::vector
   }
 }
 
-void print(const Request& request, const std::vector<Score>& scores, const Score& total) {
+void print(const EvaluateRequest& request, const std::vector<Score>& scores, const Score& total) {
   const auto json_of = [](const Score& score) {
     return nlohmann::ordered_json{{"bytes", score.bytes},
                                   {"tokens", score.tokens},
@@ -135,7 +135,7 @@ void print(const Request& request, const std::vector<Score>& scores, const Score
   line(total);
 }
 
-void evaluate(const Request& request) {
+void evaluate(const EvaluateRequest& request) {
   OpenModel opened = open_model(request.model, request.precision);
   CausalLM& model = *opened.model;
   const int64_t context = model.shape().context;
@@ -173,7 +173,7 @@ void evaluate(const Request& request) {
 
 void add_evaluate(CLI::App& program) {
   CLI::App* const command = program.add_subcommand("evaluate", "The loss and perplexity of a model on text");
-  auto request = std::make_shared<Request>();
+  auto request = std::make_shared<EvaluateRequest>();
   command->add_option("MODEL", request->model, std::string("A Hugging Face folder, or the folder of a run"))
       ->required()
       ->type_name("DIR");

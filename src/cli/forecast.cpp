@@ -30,7 +30,7 @@ using namespace forecast;
 using nlohmann::ordered_json;
 using Path = std::filesystem::path;
 
-struct Request {
+struct ForecastRequest {
   std::string model;
   std::string device = "h100";
   std::optional<std::string> precision, weights, moments, shard;
@@ -120,13 +120,13 @@ Subject subject_of(const std::string& name) {
                              known + ".");
 }
 
-Device device_of(const Request& request) {
+Device device_of(const ForecastRequest& request) {
   Device device = device_given(request.device);
   if (request.ranks_per_node) device.ranks_per_node = *request.ranks_per_node;
   return device;
 }
 
-Question question_of(const Request& request, const Subject& subject, int64_t ranks) {
+Question question_of(const ForecastRequest& request, const Subject& subject, int64_t ranks) {
   Question question{.ranks = ranks,
                     .sequence_length = request.sequence_length.value_or(subject.sequence_length),
                     .micro_batch = request.micro_batch,
@@ -380,7 +380,7 @@ void print_assumptions(const Forecast& forecast) {
 
 // The plot
 
-void write_plot(const Request& request, const Forecast& forecast) {
+void write_plot(const ForecastRequest& request, const Forecast& forecast) {
   const auto ranks_of = [](const Found& found) { return static_cast<double>(found.question.ranks); };
   const double first = ranks_of(forecast.found.front()), last = ranks_of(forecast.found.back());
   report::Axis across{.kind = report::AxisKind::Log2, .low = first / 1.1, .high = last * 1.1};
@@ -404,7 +404,7 @@ void write_plot(const Request& request, const Forecast& forecast) {
   about_files([&] { files::replace_file(request.plot, report::svg_figure({step, rate}, across, title)); });
 }
 
-void run(const Request& request) {
+void run_forecast(const ForecastRequest& request) {
   if (request.gather != "own" && request.shard && *request.shard != "weights")
     throw ExitWith(kUsage, "--gather fp8 is for --shard weights: with " + *request.shard +
                                " no weights travel in a forward.");
@@ -464,7 +464,7 @@ Device device_given(const std::string& name) {
 
 void add_forecast(CLI::App& program) {
   CLI::App* const command = program.add_subcommand("forecast", "A model's memory and time on other machines");
-  auto request = std::make_shared<Request>();
+  auto request = std::make_shared<ForecastRequest>();
   command
       ->add_option("MODEL", request->model, std::string("llama-8b, a model's folder, a run file or a preset"))
       ->required();
@@ -508,7 +508,7 @@ void add_forecast(CLI::App& program) {
   command->footer(
       "What is left open is chosen: of everything that fits, the arrangement with the\n"
       "most tokens per second and device. docs/forecast.md has what is modelled.");
-  command->callback([request] { run(*request); });
+  command->callback([request] { run_forecast(*request); });
 }
 
 }  // namespace halfstep::cli

@@ -18,7 +18,7 @@
 namespace halfstep::cli {
 namespace {
 
-struct Request {
+struct GenerateRequest {
   std::string model, precision = "fp32", prompt, system;
   GenerateOptions options{.tokens = 128};
   bool chat = false, no_cache = false, json = false;
@@ -113,7 +113,7 @@ struct Answer {
   double tokens_per_second() const { return static_cast<double>(ids.size()) / seconds; }
 };
 
-Answer go_on(OpenModel& opened, const Request& request, const std::string& text,
+Answer go_on(OpenModel& opened, const GenerateRequest& request, const std::string& text,
              const std::vector<int64_t>& ends) {
   Answer answer{.given = opened.tokenizer.encode(text), .ids = {}, .text = ""};
   GenerateOptions options = request.options;
@@ -141,7 +141,7 @@ void tell_pace(const Answer& answer) {
             << " a second\n";
 }
 
-void print(const Request& request, const std::string& prompt, const Answer& answer) {
+void print(const GenerateRequest& request, const std::string& prompt, const Answer& answer) {
   if (!request.json) return tell_pace(answer);
   print_answer({{"prompt", prompt},
                 {"prompt_ids", answer.given},
@@ -160,7 +160,7 @@ ChatTemplate chat_of(const OpenModel& opened) {
 }
 
 /// One turn for --prompt; without it a turn for each line that is typed.
-void talk(const Request& request, OpenModel& opened) {
+void talk(const GenerateRequest& request, OpenModel& opened) {
   const ChatTemplate chat = chat_of(opened);
   std::vector<int64_t> ends = ends_of(opened);
   if (const auto& end = chat.eos_token())
@@ -184,7 +184,7 @@ void talk(const Request& request, OpenModel& opened) {
   }
 }
 
-void write_text(Request request) {
+void write_text(GenerateRequest request) {
   if (request.prompt.empty() && !request.chat)
     throw ExitWith(kUsage,
                    "--prompt is empty. Give at least one character, or - to read it from standard input.");
@@ -203,7 +203,7 @@ void write_text(Request request) {
 
 void add_generate(CLI::App& program) {
   CLI::App* const command = program.add_subcommand("generate", "Go on with a text");
-  auto request = std::make_shared<Request>();
+  auto request = std::make_shared<GenerateRequest>();
   command->add_option("MODEL", request->model, std::string("A Hugging Face folder, or the folder of a run"))
       ->required()
       ->type_name("DIR");

@@ -37,7 +37,7 @@ using Path = std::filesystem::path;
 
 constexpr const char* kBaseline = "fp32";
 
-struct Request {
+struct RehearseRequest {
   ConfigRequest config;
   std::vector<std::string> recipes{"fp32", "bf16", "fp16", "fp8-delayed", "fp8-current", "mxfp8", "nvfp4"};
   int64_t steps = 100, seeds = 1;
@@ -54,7 +54,7 @@ struct PlannedRun {
   ResolvedConfig resolved{};
 };
 
-std::string name_of(const Request& request) {
+std::string name_of(const RehearseRequest& request) {
   if (!request.config.preset.empty()) return request.config.preset;
   const Path file(request.config.file);
   return file.empty()          ? "run"
@@ -63,14 +63,14 @@ std::string name_of(const Request& request) {
 }
 
 /// The same command finds its folder again; one with more steps has another, because its rates differ.
-Path folder_of(const Request& request) {
+Path folder_of(const RehearseRequest& request) {
   if (!request.folder.empty()) return request.folder;
   return Path("runs") / ((request.fast ? "shadow-" : "rehearse-") + name_of(request) + "-" +
                          std::to_string(request.steps) + "-steps");
 }
 
 /// The baseline first, none twice.
-std::vector<std::string> recipes_of(const Request& request) {
+std::vector<std::string> recipes_of(const RehearseRequest& request) {
   std::vector<std::string> recipes{kBaseline};
   for (const std::string& recipe : request.recipes)
     if (std::ranges::find(recipes, recipe) == recipes.end()) recipes.push_back(recipe);
@@ -100,7 +100,7 @@ bool holds_out(const RunConfig& config) {
   return config.data.images || !config.data.validation.empty() || config.data.validation_fraction;
 }
 
-RunConfig config_of(RunConfig config, const Request& request, const PlannedRun& run) {
+RunConfig config_of(RunConfig config, const RehearseRequest& request, const PlannedRun& run) {
   const int64_t steps = request.steps;
   config.precision = precision_of(config.precision, run.recipe);
   config.data.seed += run.seed_index;
@@ -127,7 +127,7 @@ RunConfig config_of(RunConfig config, const Request& request, const PlannedRun& 
   return config;
 }
 
-std::vector<PlannedRun> planned_runs(const Request& request, const ResolvedConfig& base) {
+std::vector<PlannedRun> planned_runs(const RehearseRequest& request, const ResolvedConfig& base) {
   std::vector<PlannedRun> runs;
   for (int64_t seed = 0; seed < request.seeds; ++seed)
     for (const std::string& recipe : recipes_of(request)) {
@@ -148,7 +148,7 @@ std::vector<PlannedRun> planned_runs(const Request& request, const ResolvedConfi
 }
 
 /// The one run of shadow mode, in FP32.
-PlannedRun shadow_run(const Request& request, const ResolvedConfig& base) {
+PlannedRun shadow_run(const RehearseRequest& request, const ResolvedConfig& base) {
   PlannedRun run{.recipe = kBaseline, .folder = folder_of(request) / "fp32"};
   ResolvedConfig changed = base;
   changed.config = config_of(base.config, request, run);
@@ -361,7 +361,7 @@ void add_forecast_to(RehearsedRecipe& recipe, const RunConfig& config, const for
   }
 }
 
-Rehearsal rehearsal_of(const Request& request, const RunConfig& base) {
+Rehearsal rehearsal_of(const RehearseRequest& request, const RunConfig& base) {
   Rehearsal rehearsal{.name = name_of(request), .steps = request.steps, .bound = request.bound_percent / 100};
   std::optional<forecast::Device> device;
   if (!request.device.empty()) {
@@ -557,7 +557,7 @@ std::string refused_page(const Path& page, const std::string& html) {
 constexpr int64_t kShadowLooks = 10;
 
 /// Those of --recipes that differ from the run's FP32.
-std::vector<std::string> shadowed_of(const Request& request) {
+std::vector<std::string> shadowed_of(const RehearseRequest& request) {
   std::vector<std::string> names;
   for (const std::string& name : recipes_of(request)) {
     if (name == "tf32")
@@ -568,12 +568,12 @@ std::vector<std::string> shadowed_of(const Request& request) {
   return names;
 }
 
-Path configuration_file(const Request& request, const std::string& precision) {
+Path configuration_file(const RehearseRequest& request, const std::string& precision) {
   return folder_of(request) / (precision + ".toml");
 }
 
 /// The run that was asked about, in this precision and with what is suggested.
-void write_configuration(const Request& request, const ResolvedConfig& base, const std::string& name,
+void write_configuration(const RehearseRequest& request, const ResolvedConfig& base, const std::string& name,
                          const std::vector<std::string>& keep_high = {}) {
   ResolvedConfig suggested = base;
   suggested.config.precision = precision_of(base.config.precision, name);
@@ -589,7 +589,7 @@ bool is_precision(const std::string& name) {
 }
 
 /// A run that has begun has all of them, of the same settings: what is looked at in one run goes together.
-void check_same_recipes(const Request& request, const ResolvedConfig& base, const PlannedRun& run,
+void check_same_recipes(const RehearseRequest& request, const ResolvedConfig& base, const PlannedRun& run,
                         const std::vector<std::string>& names) {
   std::vector<std::string> before;
   std::error_code unknown;
@@ -685,7 +685,7 @@ void print_shadow(const ShadowFindings& findings, const std::vector<std::string>
   if (!page.empty()) std::cout << printable(page, Unprintable::Escaped) << "\n";
 }
 
-void run_shadow(const Request& request, const ResolvedConfig& base) {
+void run_shadow(const RehearseRequest& request, const ResolvedConfig& base) {
   if (base.config.run.device != "cpu")
     throw ExitWith(kUsage, "--fast computes on the CPU, and run.device is " + base.config.run.device +
                                ". Add --set run.device=cpu.");
@@ -743,7 +743,7 @@ void run_shadow(const Request& request, const ResolvedConfig& base) {
   if (judge(of_fp32).rows.front().verdict != RecipeVerdict::Baseline) throw ExitWith(kDiverged, "");
 }
 
-void run(const Request& request) {
+void run_rehearse(const RehearseRequest& request) {
   spin_briefly();
   const char* const ranks = std::getenv("WORLD_SIZE");
   if (ranks != nullptr && std::strcmp(ranks, "1") != 0)
@@ -785,7 +785,7 @@ std::string recipe_fault(const std::string& name) {
 
 void add_rehearse(CLI::App& program) {
   CLI::App* const command = program.add_subcommand("rehearse", "Try precisions on a run, and pick one");
-  auto request = std::make_shared<Request>();
+  auto request = std::make_shared<RehearseRequest>();
   add_config_options(*command, request->config);
   command->remove_option(command->get_option("--precision"));  // --recipes names all of them
   command
@@ -821,7 +821,7 @@ void add_rehearse(CLI::App& program) {
       "Ctrl-C saves; the same command goes on, and runs that are done are not repeated.\n"
       "More seeds or recipes in the same folder add their runs. docs/rehearse.md says\n"
       "how recipes are judged. Exit code 4: fp32 itself diverged.");
-  command->callback([request] { run(*request); });
+  command->callback([request] { run_rehearse(*request); });
 }
 
 }  // namespace halfstep::cli

@@ -93,13 +93,13 @@ ordered_json json_of(const RunComparison& comparison) {
 
 using nlohmann::ordered_json;
 
-struct Request {
+struct ReportRequest {
   std::string run;
   std::string out;
   bool json = false;
 };
 
-void write_report(const Request& request) {
+void write_report(const ReportRequest& request) {
   const RunHistory run = read_run(request.run);
   const std::string page = report_html(run);
   const std::string path =
@@ -121,7 +121,7 @@ void write_report(const Request& request) {
 
 void add_report(CLI::App& program) {
   CLI::App* const report = program.add_subcommand("report", "Write a run as one HTML page with plots");
-  const auto request = std::make_shared<Request>();
+  const auto request = std::make_shared<ReportRequest>();
   report->add_option("run", request->run, std::string("Folder of the run"))->required();
   report->add_option("-o,--out", request->out, std::string("File to write [report.html of the run]"));
   report->add_flag("--json", request->json, std::string("As JSON"));

@@ -81,7 +81,7 @@ void Progress::finish() {
 // A part of a text that is read, encoded and written at a time: memory does not grow with the files.
 constexpr size_t kPartBytes = size_t{1} << 20;
 
-struct Request {
+struct TokenizeRequest {
   std::string tokenizer, merges, out, end_token;
   std::string format = "nanogpt";
   std::string missing_bytes = "refuse";
@@ -94,7 +94,7 @@ struct Totals {
   uint64_t documents = 0;
 };
 
-Tokenizer open_tokenizer(const Request& request) {
+Tokenizer open_tokenizer(const TokenizeRequest& request) {
   const TokenizerOptions options{request.missing_bytes == "drop" ? MissingBytes::Drop : MissingBytes::Refuse};
   if (request.tokenizer == "bytes") return Tokenizer::bytes();
   if (!request.merges.empty()) return Tokenizer::from_gpt2(request.tokenizer, request.merges, options);
@@ -102,7 +102,7 @@ Tokenizer open_tokenizer(const Request& request) {
   return Tokenizer::from_file(std::filesystem::is_directory(path) ? path / "tokenizer.json" : path, options);
 }
 
-TokenFormat format_for(const Request& request, int64_t vocabulary_size) {
+TokenFormat format_for(const TokenizeRequest& request, int64_t vocabulary_size) {
   const bool narrow = vocabulary_size <= int64_t{1} << 16;
   if (request.format == "llmc") return narrow ? TokenFormat::Llmc16 : TokenFormat::Llmc32;
   return narrow ? TokenFormat::Raw16 : TokenFormat::Raw32;
@@ -159,8 +159,8 @@ void encode_input(const std::string& input, const Tokenizer& tokenizer, TokenFil
   encode_document(file, input, tokenizer, out, totals, progress);
 }
 
-void tell(const Request& request, const Totals& totals, const TokenFileWriter& out, TokenFormat format,
-          int64_t vocabulary_size, double seconds, bool json) {
+void tell(const TokenizeRequest& request, const Totals& totals, const TokenFileWriter& out,
+          TokenFormat format, int64_t vocabulary_size, double seconds, bool json) {
   const double megabytes_per_second = static_cast<double>(totals.bytes) / 1e6 / seconds;
   if (json) {
     const nlohmann::ordered_json answer = {{"out", request.out},
@@ -182,7 +182,7 @@ void tell(const Request& request, const Totals& totals, const TokenFileWriter& o
     std::cout << totals.dropped_bytes << " bytes were left out: the vocabulary has no token for them\n";
 }
 
-void run(const Request& request, bool json) {
+void run_tokenize(const TokenizeRequest& request, bool json) {
   const Tokenizer tokenizer = open_tokenizer(request);
   const int64_t vocabulary_size = tokenizer.vocabulary_size();
   const TokenFormat format = format_for(request, vocabulary_size);
@@ -209,7 +209,7 @@ void run(const Request& request, bool json) {
 
 void add_tokenize(CLI::App& program) {
   CLI::App* const command = program.add_subcommand("tokenize", "From text files to a file of token ids");
-  auto request = std::make_shared<Request>();
+  auto request = std::make_shared<TokenizeRequest>();
   command->add_option("--tokenizer", request->tokenizer, "tokenizer.json, its folder, or 'bytes'")
       ->required()
       ->type_name("FILE");
@@ -229,7 +229,7 @@ void add_tokenize(CLI::App& program) {
   CLI::Option* const json = add_switch(*command, "--json", "The answer as JSON");
   command->add_option("FILES", request->inputs, "Texts, each a document; '-' is the standard input")
       ->required();
-  command->callback([request, json] { about_files([&] { run(*request, json->count() > 0); }); });
+  command->callback([request, json] { about_files([&] { run_tokenize(*request, json->count() > 0); }); });
 }
 
 }  // namespace halfstep::cli

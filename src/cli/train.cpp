@@ -32,7 +32,7 @@ namespace {
 
 using Path = std::filesystem::path;
 
-struct Request {
+struct TrainRequest {
   ConfigRequest config;
   std::string folder;
   bool print_config = false, dry_run = false, json = false;
@@ -50,7 +50,7 @@ void make_parent(const Path& path) {
 }
 
 /// runs/<what>-<date>-<time>, made here: two runs that begin in the same second each have one of their own.
-Path make_new_folder(const Request& request) {
+Path make_new_folder(const TrainRequest& request) {
   const std::string name = !request.config.preset.empty() ? request.config.preset
                            : !request.config.file.empty() ? Path(request.config.file).stem().string()
                                                           : "run";
@@ -112,7 +112,7 @@ Trainer open_trainer(const ResolvedConfig& resolved, const Path& folder, const T
   return about_files_and_ranks([&] { return Trainer(resolved, folder, options); });
 }
 
-Trainer open_trainer_in_new_folder(const Request& request, const ResolvedConfig& resolved,
+Trainer open_trainer_in_new_folder(const TrainRequest& request, const ResolvedConfig& resolved,
                                    const TrainerOptions& options) {
   const Ranks& ranks = *options.ranks;
   const Path made = ranks.rank() == 0 ? about_files([&] { return make_new_folder(request); }) : Path();
@@ -165,7 +165,7 @@ class HeldSignals {
   sigset_t before_{};
 };
 
-void print_estimate(const Request& request, const RunPlan& plan, const RunEstimate& estimate) {
+void print_estimate(const TrainRequest& request, const RunPlan& plan, const RunEstimate& estimate) {
   if (request.json) {
     print_answer({{"model", plan.model},
                   {"parameters", plan.parameters},
@@ -192,14 +192,14 @@ void print_estimate(const Request& request, const RunPlan& plan, const RunEstima
             << "Nothing was written; the steps that were tried are thrown away.\n";
 }
 
-void dry_run(const Request& request, const ResolvedConfig& resolved) {
+void dry_run(const TrainRequest& request, const ResolvedConfig& resolved) {
   about_files([&] { check_paths(resolved); });
   Trainer trainer = open_for_trial(resolved);
   const RunEstimate estimate = trainer.estimate();
   print_estimate(request, trainer.plan(), estimate);
 }
 
-void train(const Request& request, const ResolvedConfig& resolved) {
+void train(const TrainRequest& request, const ResolvedConfig& resolved) {
   const StopSignals signals;  // before the data is read: from here on Ctrl-C loses nothing
   if (request.from_step >= 0 && !resolved.config.run.folder)
     throw ExitWith(kUsage, "--from-step goes on with a run, and no --folder says which.");
@@ -224,7 +224,7 @@ void train(const Request& request, const ResolvedConfig& resolved) {
   if (end.outcome == RunOutcome::Interrupted) throw ExitWith(kSignalled + signals.signal(), "");
 }
 
-void run(Request request) {
+void run_train(TrainRequest request) {
   if (!request.print_config) spin_briefly();
   // A run may have been moved since its configuration was written. First, so that what is given counts.
   if (std::error_code unknown; std::filesystem::is_directory(request.config.file, unknown))
@@ -348,7 +348,7 @@ Trainer open_for_trial(const ResolvedConfig& resolved) {
 
 void add_train(CLI::App& program) {
   CLI::App* const command = program.add_subcommand("train", "Train or fine-tune a model");
-  auto request = std::make_shared<Request>();
+  auto request = std::make_shared<TrainRequest>();
   add_config_options(*command, request->config);
   command->add_option("--folder", request->folder, "Where logs and checkpoints go: run.folder")
       ->type_name("DIR");
@@ -366,7 +366,7 @@ void add_train(CLI::App& program) {
       "the same --folder goes on. Exit codes: 0 done, 2 usage, 3 data or checkpoint,\n"
       "4 diverged, 5 out of memory, 6 ended at once by a second Ctrl-C, 7 out of time,\n"
       "130/143/138/129 stopped after saving.");
-  command->callback([request] { run(*request); });
+  command->callback([request] { run_train(*request); });
 }
 
 }  // namespace halfstep::cli

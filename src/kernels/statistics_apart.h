@@ -19,6 +19,11 @@ Window window_around(std::uint32_t largest);
 std::size_t count_apart(const std::uint32_t* magnitudes, std::size_t count, Window window,
                         StatisticsCounts& counts);
 
+/// Two neighbouring bytes are counted at place w ^ (w >> 5 & kPairMix) of the bins, w the number they make.
+/// Loads are compared with the stores before them by the last 12 bits of their addresses, and wait where
+/// these agree: so the bits that differ most between exponents, of both bytes, are among them.
+inline constexpr std::uint16_t kPairMix = 0xe0;
+
 /// So many values may be counted before a bin can overflow.
 inline constexpr std::size_t kMostCounted = std::size_t{1} << 31;
 
