@@ -21,12 +21,12 @@ set(halfstep_test_environment
     "UBSAN_OPTIONS=print_stacktrace=1"
     "ASAN_OPTIONS=detect_odr_violation=0")
 
-# The precompiled header of tests/CMakeLists.txt, and the options that it was made with. Four files are compiled as one:
+# The precompiled header of tests/CMakeLists.txt, and the options that it was made with. Eight files are compiled as one:
 # half the time of a file goes into templates of torch.h. What a test compiles in from the library stays alone.
 function(halfstep_use_torch_pch target)
   target_compile_options(${target} PRIVATE -O1)
   target_precompile_headers(${target} REUSE_FROM halfstep_torch_pch)
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 4)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
   get_target_property(sources ${target} SOURCES)
   list(FILTER sources INCLUDE REGEX "^${PROJECT_SOURCE_DIR}/src/")
   set_source_files_properties(${sources} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)

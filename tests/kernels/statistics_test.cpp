@@ -213,6 +213,30 @@ TEST(Statistics, EveryTableGivesTheSameBits) {
     }
 }
 
+TEST(Statistics, OneUnusualValueAmongMany) {
+  constexpr float kInf = std::numeric_limits<float>::infinity(),
+                  kNan = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<float> ordinary = random_values(Values::Ordinary, 3 * 4096 + 70, 11);
+  std::vector<float> unusual = {kInf, -kInf, kNan, 0.0f, -0.0f, 0x1p-149f, 0x1.8p-130f, 0x1.fffffep127f};
+  // The window is 64 binades, and ends near 2^5 where the largest of the first block is near 4.
+  for (const int exponent : {-100, -61, -60, -59, -58, -57, 3, 4, 5, 6, 100})
+    for (const float fraction : {1.0f, 1.3f, 0x1.bffffep0f, 1.75f, 0x1.ffcp0f, 0x1.fffffep0f})
+      unusual.push_back(std::ldexp(fraction, exponent));
+  for (const float one : unusual)
+    for (std::size_t at : {std::size_t{0}, std::size_t{63}, std::size_t{4095}, std::size_t{4096},
+                           std::size_t{9000}, ordinary.size() - 1}) {
+      std::vector<float> values = ordinary;
+      values[at] = one;
+      for (Format source : kSources) {
+        Array array = array_of(values, source);
+        const TensorStats twin = stats_of(array, source, kScalarKernels);
+        for (const KernelTable* table : available_kernels())
+          ASSERT_EQ(stats_of(array, source, *table).packed(), twin.packed())
+              << table->isa << " " << traits(source).name << ": " << one << " at " << at;
+      }
+    }
+}
+
 TEST(Statistics, NothingIsReadOutsideOfTheArray) {
   for (const KernelTable* table : available_kernels())
     for (Format source : kSources)

@@ -15,8 +15,8 @@ using testing::bit_equal;
 using testing::error_of;
 
 /// Its gradient is what the test says: loss = sum(w * wanted).
-struct Probe : torch::nn::Module {
-  explicit Probe(int64_t count) {
+struct AccumulationModel : torch::nn::Module {
+  explicit AccumulationModel(int64_t count) {
     w = register_parameter("w", torch::ones({count}));
     unused = register_parameter("unused", torch::ones({3}));
   }
@@ -30,7 +30,7 @@ MixedPrecisionOptions with(Accumulation accumulation) {
 
 TEST(Accumulation, Fp32SumIsExactWhereBf16WouldLoseEverySmallTerm) {
   // 256 + 255 times 1: in BF16 256 + 1 = 256, so autograd's own sum stays 256.
-  Probe model(5);
+  AccumulationModel model(5);
   MixedPrecision mp(Precision::bf16(), model, with(Accumulation::Fp32));
   mp.backward(model.loss(torch::full({5}, 256.0)));
   for (int i = 0; i < 255; ++i) mp.backward(model.loss(torch::ones({5})));
@@ -44,7 +44,7 @@ TEST(Accumulation, Fp32SumIsExactWhereBf16WouldLoseEverySmallTerm) {
 
 TEST(Accumulation, KahanInBf16StaysWithinARoundingOfTheSum) {
   torch::manual_seed(4);
-  Probe model(1000);
+  AccumulationModel model(1000);
   MixedPrecision mp(Precision::bf16(), model, with(Accumulation::Bf16Kahan));
   auto exact = torch::zeros({1000}, at::kDouble), magnitudes = torch::zeros({1000}, at::kDouble);
   constexpr int kMicroBatches = 64;
@@ -64,7 +64,7 @@ TEST(Accumulation, KahanInBf16StaysWithinARoundingOfTheSum) {
 
 TEST(Accumulation, BadMicroBatchIsNamedAndDoesNotPoisonTheSum) {
   for (const auto accumulation : {Accumulation::Fp32, Accumulation::Bf16Kahan}) {
-    Probe model(5);
+    AccumulationModel model(5);
     auto precision = Precision::fp16();
     precision.loss_scaling->initial = 0x1p10;  // this loss has gradients of about 1
     MixedPrecision mp(precision, model, with(accumulation));
@@ -104,7 +104,7 @@ TEST(Accumulation, BadMicroBatchIsNamedAndDoesNotPoisonTheSum) {
 
 TEST(Accumulation, StepOverMicroBatchesIsTheStepOverTheirSum) {
   torch::manual_seed(5);
-  Probe summed(50), whole(50);
+  AccumulationModel summed(50), whole(50);
   MixedPrecision micro(Precision::bf16(), summed, with(Accumulation::Fp32));
   MixedPrecision once(Precision::bf16(), whole, with(Accumulation::None));
   AdamW micro_optimizer(micro.params()), once_optimizer(once.params());
@@ -125,7 +125,7 @@ TEST(Accumulation, StepOverMicroBatchesIsTheStepOverTheirSum) {
 
 TEST(Accumulation, BackwardIsRefusedUntilTheStepIsOver) {
   for (const auto& precision : {Precision::bf16(), Precision::fp32()}) {
-    Probe model(5);
+    AccumulationModel model(5);
     MixedPrecision mp(precision, model, with(Accumulation::Fp32));
     AdamW optimizer(mp.params());
     const auto backward = [&] { mp.backward(model.loss(torch::ones({5}))); };
