@@ -34,6 +34,7 @@ std::vector<BlockCase> cases_of(const Block& block);
 
 // Each in a file of its own; main.cpp lists them.
 std::vector<Block> attention_blocks();
+std::vector<Block> convolution_blocks();
 std::vector<Block> elementwise_blocks();
 
 }  // namespace bench

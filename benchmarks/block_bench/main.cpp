@@ -146,7 +146,7 @@ int run(int argc, char** argv) {
   const Peak peak = peak_of_this_machine(threads);
   Json cases = Json::object();
   bool all_right = true;
-  for (const auto& blocks : {attention_blocks(), elementwise_blocks()})
+  for (const auto& blocks : {attention_blocks(), elementwise_blocks(), convolution_blocks()})
     for (const Block& block : blocks)
       for (const BlockCase& each : cases_of(block)) {
         if (each.key.find(only) == std::string::npos) continue;

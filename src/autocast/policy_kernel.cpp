@@ -99,7 +99,9 @@ class PolicyKernel final : public c10::OperatorKernel {
     if (!policy) return run_stock(op, keys, stack);
     const OpRule rule = policy->ops.rule_of_row(row_);
     if (own_ && own_->rule == rule) {
-      const OpContext context{.low = at::autocast::get_autocast_dtype(device_), .quant = policy->quant.get()};
+      const OpContext context{.low = at::autocast::get_autocast_dtype(device_),
+                              .quant = policy->quant.get(),
+                              .products_in_fp32 = policy->products_in_fp32};
       if (own_->takes(arguments(stack), context)) return run_own(stack, context);
     }
     switch (rule) {

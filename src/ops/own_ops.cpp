@@ -9,9 +9,19 @@ namespace halfstep {
 // Made at the first call, so that a row is there whoever asks while the library is loaded.
 std::span<const OwnOp> own_ops() {
   static const OwnOp table[] = {
-      low_gelu(),     low_layer_norm_function(), low_logits_cross_entropy(), low_rms_norm_function(),
-      low_rotary(),   low_rows_attention(),      low_rows_layer_norm(),      low_rows_rms_norm(),
-      low_swiglu(),   quantised_addmm(),         quantised_linear(),         quantised_matmul(),
+      low_gelu(),
+      low_layer_norm_function(),
+      low_logits_cross_entropy(),
+      low_narrow_convolution(),
+      low_rms_norm_function(),
+      low_rotary(),
+      low_rows_attention(),
+      low_rows_layer_norm(),
+      low_rows_rms_norm(),
+      low_swiglu(),
+      quantised_addmm(),
+      quantised_linear(),
+      quantised_matmul(),
       quantised_mm(),
   };
   return table;

@@ -26,6 +26,7 @@ using OpArguments = std::span<const c10::IValue>;
 struct OpContext {
   c10::ScalarType low = c10::ScalarType::BFloat16;  // the scope's type
   QuantSession* quant = nullptr;                    // null where there is no recipe
+  bool products_in_fp32 = false;                    // of operands that are rounded, or not at all
 };
 
 /// One row.
@@ -53,6 +54,7 @@ const OwnOp* own_op(std::string_view op);
 OwnOp low_gelu();
 OwnOp low_layer_norm_function();
 OwnOp low_logits_cross_entropy();
+OwnOp low_narrow_convolution();
 OwnOp low_rows_attention();
 OwnOp low_rows_layer_norm();
 OwnOp low_rows_rms_norm();

@@ -269,10 +269,12 @@ TEST(DataParallel, AllRanksDecideAlike) {
   const char* full = std::getenv("HALFSTEP_PLACEMENTS");
   for (const int size : {2, 4, 8}) {
     std::string first;
-    for (const char* sharding : {"none", "states", "gradients", "weights"}) {
+    for (const std::string sharding : {"none", "states", "gradients", "weights"}) {
+      // To start processes takes the time: all ways on two ranks, and on more those that differ most.
+      if (!full && size > 2 && sharding != "weights" && !(size == 4 && sharding == "none")) continue;
       const auto texts = texts_of_ranks(size, "agrees", {full ? full : "60", std::to_string(size), sharding});
       for (const std::string& text : texts) EXPECT_EQ(text, texts[0]) << sharding;
-      std::printf("%d ranks, %s: %s\n", size, sharding, texts[0].c_str());
+      std::printf("%d ranks, %s: %s\n", size, sharding.c_str(), texts[0].c_str());
       std::fflush(stdout);
       // All gradients here are halves, whose sums are exact in any order.
       if (first.empty()) first = texts[0];

@@ -434,13 +434,18 @@ INSTANTIATE_TEST_SUITE_P(Of, CanonicalInParts,
 TEST(InParts, GradientsAreThoseOfOneProcessWithinRoundings) {
   for (const char* sharding : {"states", "gradients", "weights"})
     for (const char* accumulation : {"sum", "none"})
-      for (const char* type : {"fp32", "bf16"})
+      for (const char* type : {"fp32", "bf16"}) {
+        // Each way of accumulating and each type with each sharding, and all four with weights in parts.
+        const bool is_thin =
+            *sharding == 'w' || (*accumulation == 's') == ((*type == 'b') == (*sharding == 's'));
+        if (!full_steps() && !is_thin) continue;
         for (const int size : full_steps() ? std::vector{2, 3, 4, 8} : std::vector{type[0] == 'b' ? 2 : 3})
           for (const std::string& text : texts_of_ranks(
                    size, "fast", {type, accumulation, full_steps() ? full_steps() : "3", sharding})) {
             EXPECT_LE(std::stod(text), 1.0) << sharding << ", " << accumulation << ", " << size << " ranks";
             EXPECT_GT(std::stod(text), 0.0);
           }
+      }
 }
 
 // arguments: precision, steps, sharding

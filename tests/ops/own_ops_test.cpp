@@ -9,8 +9,6 @@
 
 #include <set>
 
-#include "support/any_machine.h"
-
 namespace halfstep::testing {
 namespace own_ops_test {
 
@@ -154,10 +152,36 @@ Calls swiglu_calls() {
                          {"no elements", {low_gate.narrow(0, 0, 0), low_up.narrow(0, 0, 0)}}}};
 }
 
+Calls convolution_calls() {
+  const auto conv = [](const at::Tensor& input, const at::Tensor& weight, const c10::IValue& bias = {},
+                       int64_t stride = 1, int64_t padding = 1, int64_t dilation = 1, int64_t groups = 1) {
+    const auto both = [](int64_t value) { return std::vector<int64_t>{value, value}; };
+    return Arguments{input, weight, bias, both(stride), both(padding), both(dilation), groups};
+  };
+  const at::Tensor fp32 = at::randn({3, 6, 4, 4}), low = fp32.to(at::kBFloat16);
+  const at::Tensor weight = at::randn({5, 6, 3, 3}), low_weight = weight.to(at::kBFloat16);
+  const at::Tensor wide = at::randn({2, 6, 5, 5}).to(at::kBFloat16), bias = at::randn({5});
+  return {.op = "conv2d",
+          .taken = {{"BF16", conv(low, low_weight)},
+                    {"FP32, which the rule casts", conv(fp32, weight)},
+                    {"a bias", conv(low, low_weight, bias)},
+                    {"channels last", conv(low.contiguous(at::MemoryFormat::ChannelsLast), low_weight)},
+                    {"halved", conv(low, low_weight, {}, 2)},
+                    {"spread windows", conv(low, low_weight, {}, 1, 2, 2)},
+                    {"one pixel", conv(low.narrow(2, 1, 1).narrow(3, 2, 1), low_weight)}},
+          .left_alone = {{"wide images", conv(wide, low_weight)},
+                         {"wide images to narrow ones", conv(wide, low_weight, {}, 2)},
+                         {"narrow images to wide ones", conv(low, low_weight, {}, 1, 2)},
+                         {"groups", conv(low, low_weight.narrow(1, 0, 2).narrow(0, 0, 3), {}, 1, 1, 1, 3)},
+                         {"an image alone", conv(low[0], low_weight)},
+                         {"no image", conv(low.narrow(0, 0, 0), low_weight)}}};
+}
+
 std::vector<Calls> all_calls() {
   at::manual_seed(5);
-  return {attention_calls(),         cross_entropy_calls(),       gelu_calls(),   rms_norm_calls(),
-          rms_norm_function_calls(), layer_norm_function_calls(), rotary_calls(), swiglu_calls()};
+  return {attention_calls(), convolution_calls(),       cross_entropy_calls(),       gelu_calls(),
+          rms_norm_calls(),  rms_norm_function_calls(), layer_norm_function_calls(), rotary_calls(),
+          swiglu_calls()};
 }
 
 const OwnOp& row_of(const std::string& op) {
@@ -192,10 +216,11 @@ Result result_of(Arguments arguments, Forward forward) {
   return {output.detach(), torch::autograd::grad({output.sum()}, {leaf})[0], output.grad_fn()->name()};
 }
 
+/// Products as LibTorch computes them in BF16, so that those of no row have its bits.
 Result in_scope(const std::string& op, const Arguments& arguments,
                 const OpPolicy& policy = OpPolicy::standard()) {
   return result_of(arguments, [&](Arguments given) {
-    const AutocastScope scope(at::kBFloat16, policy, kAnyMachine);
+    const AutocastScope scope(at::kBFloat16, policy, {.allow_emulated = true, .products_in_fp32 = false});
     return call(op, std::move(given));
   });
 }
