@@ -71,7 +71,7 @@ class RunningStatistics {
 /// nothing up by name.
 class PolicyKernel final : public c10::OperatorKernel {
  public:
-  PolicyKernel(std::size_t row, at::DeviceType device, const c10::OperatorHandle& op, const OwnOp* own)
+  PolicyKernel(std::size_t row, at::DeviceType device, const c10::OperatorHandle& op)
       : row_(row),
         device_(device),
         keys_below_(c10::DispatchKeySet::FULL_AFTER, autocast_key(device)),
@@ -87,7 +87,7 @@ class PolicyKernel final : public c10::OperatorKernel {
         is_cheap_to_repeat_(is_cheap_to_repeat(op_table()[row].op)),
         is_one_product_(device == at::kCPU && is_one_product(op_table()[row].op)),
         is_convolution_(device == at::kCPU && is_convolution(op_table()[row].op)),
-        own_(own),
+        own_(own_ops_of(op_table()[row].op)),
         statistics_(op.schema()) {
     if (op.hasKernelForDispatchKey(autocast_key(device))) {
       stock_ = op.getComputedKernelForDispatchKey(autocast_key(device));
@@ -98,11 +98,10 @@ class PolicyKernel final : public c10::OperatorKernel {
     const ActivePolicy* policy = active_policy();
     if (!policy) return run_stock(op, keys, stack);
     const OpRule rule = policy->ops.rule_of_row(row_);
-    if (own_ && own_->rule == rule) {
-      const OpContext context{.low = at::autocast::get_autocast_dtype(device_),
-                              .quant = policy->quant.get(),
-                              .products_in_fp32 = policy->products_in_fp32};
-      if (own_->takes(arguments(stack), context)) return run_own(stack, context);
+    if (!own_.empty()) {
+      const OpContext context = own_context();
+      const OwnOp* const own = own_that_takes(arguments(stack), rule, context, /*of_cast_arguments=*/false);
+      if (own) return run_own(*own, stack, context);
     }
     switch (rule) {
       case OpRule::Stock:
@@ -142,17 +141,32 @@ class PolicyKernel final : public c10::OperatorKernel {
     run_stock(op, keys, stack);
   }
 
+  OpContext own_context() const {
+    const ActivePolicy* const policy = active_policy();
+    return {.low = at::autocast::get_autocast_dtype(device_),
+            .quant = policy->quant.get(),
+            .products_in_fp32 = policy->products_in_fp32};
+  }
+
+  /// Null where LibTorch computes this call.
+  const OwnOp* own_that_takes(Arguments given, OpRule rule, const OpContext& context,
+                              bool of_cast_arguments) const {
+    for (const OwnOp* own : own_)
+      if (own->rule == rule && own->of_cast_arguments == of_cast_arguments && own->takes(given, context))
+        return own;
+    return nullptr;
+  }
+
   /// The operation as Halfstep computes it.
-  void run_own(Stack* stack, const OpContext& context) const {
+  void run_own(const OwnOp& own, Stack* stack, const OpContext& context) const {
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(autocast_key(device_));
-    at::Tensor output = own_->run(arguments(stack), context);
-    if (own_->run_again && active_policy()->repeat_outputs) {
+    at::Tensor output = own.run(arguments(stack), context);
+    if (own.run_again && active_policy()->repeat_outputs) {
       std::vector<at::Tensor> inputs;
-      for (const c10::IValue& input : arguments(stack).first(own_->inputs))
-        inputs.push_back(input.toTensor());
-      note_output({.run = own_->run_again,
+      for (const c10::IValue& input : arguments(stack).first(own.inputs)) inputs.push_back(input.toTensor());
+      note_output({.run = own.run_again,
                    .autocast_key = autocast_key(device_),
-                   .others = arguments_after(stack, own_->inputs)},
+                   .others = arguments_after(stack, own.inputs)},
                   std::move(inputs), output);
     }
     torch::jit::drop(*stack, argument_count_);
@@ -176,10 +190,11 @@ class PolicyKernel final : public c10::OperatorKernel {
     const FloatingArguments floats = floating_arguments(given, device_);
     refuse_unscaled(op, floats, low);
     if (floats.any_fp64) return op.redispatchBoxed(keys & keys_below_, stack);
-    if (active_policy()->fp32_without_instructions) return run_cast(op, keys, stack, at::kFloat);
+    if (active_policy()->fp32_without_instructions)
+      return run_cast(op, keys, stack, at::kFloat, OpRule::AsIs);
     if (lstm_state_ != kNone && is_for_lstm_kernel(given)) {
       // To LibTorch's kernel, whose row casts the weights; for FP16 input it would not be taken.
-      if (!lstm_kernel_takes(low)) return run_cast(op, keys, stack, at::kFloat);
+      if (!lstm_kernel_takes(low)) return run_cast(op, keys, stack, at::kFloat, OpRule::AsIs);
     } else {
       if (lstm_state_ != kNone) keep_c_in_fp32_(given);
       if (steps_of(given) <= kMostStepsOfOneCast)
@@ -223,7 +238,7 @@ class PolicyKernel final : public c10::OperatorKernel {
   void run_lstm_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack,
                        at::ScalarType low) const {
     if (!lstm_kernel_takes(low) || active_policy()->fp32_without_instructions)
-      return run_cast(op, keys, stack, at::kFloat);
+      return run_cast(op, keys, stack, at::kFloat, OpRule::Low);
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(autocast_key(device_));
     constexpr std::size_t kC = 6;  // after input, four weights and h
     cast_arguments_(arguments(stack).first(kC), device_, low);
@@ -240,10 +255,10 @@ class PolicyKernel final : public c10::OperatorKernel {
     if (floats.any_fp64) return op.redispatchBoxed(keys & keys_below_, stack);
     if (is_lstm_kernel_) return run_lstm_kernel(op, keys, stack, low);
     if (is_convolution_ && active_policy()->fp32_without_instructions)
-      return run_cast(op, keys, stack, at::kFloat, /*of_low_operation=*/true);
+      return run_cast(op, keys, stack, at::kFloat, OpRule::Low, /*of_low_operation=*/true);
     if (is_one_product_ && active_policy()->products_in_fp32 && floats.widest)
       return run_product_in_fp32(op, keys, stack, low);
-    run_cast(op, keys, stack, low);
+    run_cast(op, keys, stack, low, OpRule::Low);
   }
 
   /// A product of many matrices, or of rows with one matrix, copies an operand whose batches do not lie one
@@ -285,7 +300,7 @@ class PolicyKernel final : public c10::OperatorKernel {
     if (caller_chose) return op.redispatchBoxed(keys & keys_below_, stack);
     if (is_binary_cross_entropy_) refuse_low_probabilities(arguments(stack)[0].toTensor());
     refuse_unscaled(op, floating_arguments(arguments(stack), device_), at::kFloat);
-    run_cast(op, keys, stack, at::kFloat);
+    run_cast(op, keys, stack, at::kFloat, OpRule::Fp32);
   }
 
   /// The type of the probability decides, not that of the operation: FP32 arithmetic cannot bring back what
@@ -326,12 +341,22 @@ class PolicyKernel final : public c10::OperatorKernel {
     const FloatingArguments floats = floating_arguments(arguments(stack), device_);
     const at::ScalarType widest = floats.widest.value_or(at::kFloat);
     if (!floats.all_alike) refuse_unscaled(op, floats, widest);
-    run_cast(op, keys, stack, widest);
+    run_cast(op, keys, stack, widest, OpRule::Promote);
   }
 
-  /// `of_low_operation`: as RepeatedUpcasts has it.
+  void run_after_casts(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack,
+                       OpRule rule) const {
+    if (!own_.empty()) {
+      const OpContext context = own_context();
+      const OwnOp* const own = own_that_takes(arguments(stack), rule, context, /*of_cast_arguments=*/true);
+      if (own) return run_own(*own, stack, context);
+    }
+    op.redispatchBoxed(keys & keys_below_, stack);
+  }
+
+  /// `of_low_operation`: as RepeatedUpcasts has it. `rule` is the one that is followed.
   void run_cast(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack, at::ScalarType to,
-                bool of_low_operation = false) const {
+                OpRule rule, bool of_low_operation = false) const {
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(autocast_key(device_));
     if (is_cheap_to_repeat_) return run_cheap_cast(op, keys, stack, to);
     const auto originals = statistics_.tensors(arguments(stack));
@@ -347,7 +372,7 @@ class PolicyKernel final : public c10::OperatorKernel {
     {
       const RepeatedOutput repeated_output(std::move(noted), arguments(stack));
       const RepeatedUpcasts repeated(std::move(upcasts), of_low_operation);
-      op.redispatchBoxed(keys & keys_below_, stack);
+      run_after_casts(op, keys, stack, rule);
     }
     RunningStatistics::write_back(originals, copies);
   }
@@ -415,7 +440,7 @@ class PolicyKernel final : public c10::OperatorKernel {
   bool is_cheap_to_repeat_;
   bool is_one_product_;  // on the CPU
   bool is_convolution_;
-  const OwnOp* own_;  // null where LibTorch computes the operation whatever its arguments
+  std::vector<const OwnOp*> own_;  // none where LibTorch computes the operation whatever its arguments
   RunningStatistics statistics_;
   std::optional<c10::SafeKernelFunction> stock_;  // empty when stock autocast does nothing here
 };
@@ -429,6 +454,7 @@ class Registration {
       void process(const c10::Warning&) override {}
     } silence;
     const c10::WarningUtils::WarningHandlerGuard silenced(&silence);
+    own_ops();  // defines the operations that LibTorch lacks
     for (const at::DeviceType device : at::autocast::_AUTOCAST_SUPPORTED_DEVICES) {
       for (std::size_t row = 0; row < op_table().size(); ++row) register_row(row, device);
     }
@@ -439,7 +465,6 @@ class Registration {
  private:
   void register_row(std::size_t row, at::DeviceType device) {
     const std::string op(op_table()[row].op);
-    const OwnOp* const own = own_op(op);
     auto& dispatcher = c10::Dispatcher::singleton();
     // One of LibTorch's, unless the row names another namespace.
     const auto handle =
@@ -450,7 +475,7 @@ class Registration {
     }
     registered_.push_back(dispatcher.registerImpl(
         handle->operator_name(), autocast_key(device),
-        c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<PolicyKernel>(row, device, *handle, own)),
+        c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<PolicyKernel>(row, device, *handle)),
         /*cpp_signature=*/std::nullopt, /*inferred_function_schema=*/nullptr, "Halfstep's policy"));
   }
 

@@ -1,7 +1,7 @@
 // AMX's tiles: eight registers of 16 rows of 64 bytes, and products of them.
 //
-// Written as assembly: g++ 12's intrinsics do not say which memory they read and write. A test compiles
-// attention_amx.cpp for machines without AMX against tests/kernels/emulated/kernels/amx_tiles.h, which has
+// Written as assembly: g++ 12's intrinsics do not say which memory they read and write. Tests compile
+// attention_amx.cpp and product_amx.cpp for machines without AMX against tests/kernels/emulated/kernels/amx_tiles.h, which has
 // the same functions.
 #pragma once
 
@@ -33,6 +33,11 @@ struct Tiles {
   template <int tile>
   [[gnu::always_inline]] static void load(const void* rows, std::size_t row_bytes) {
     asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(rows), "r"(row_bytes), "i"(tile) : "memory");
+  }
+  /// Of rows that are not used again soon: past the first-level cache.
+  template <int tile>
+  [[gnu::always_inline]] static void load_once(const void* rows, std::size_t row_bytes) {
+    asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" : : "r"(rows), "r"(row_bytes), "i"(tile) : "memory");
   }
   template <int tile>
   [[gnu::always_inline]] static void store(void* rows, std::size_t row_bytes) {

@@ -8,11 +8,11 @@
 #include "kernels/amx_tiles.h"
 #include "kernels/attention_inputs.h"
 #include "kernels/attention_vectors_avx512.h"
+#include "kernels/tile_operands_avx512.h"
 
 namespace halfstep {
 namespace {
 
-using Code = std::uint16_t;
 using Floats = Avx512::Floats;
 
 /// A block is two tiles by two: probabilities of kBlock keys and kBlock queries.
@@ -91,22 +91,6 @@ void add_to_queries(Operand left, const Operand& right, std::size_t steps, std::
 
 // ---- Rows on their way into tiles ----
 
-__m512i load_32(const Code* codes, std::size_t count) {
-  const auto lanes = count >= 32 ? 0xffffffffu : (1u << count) - 1;
-  return _mm512_maskz_loadu_epi16(lanes, codes);
-}
-
-/// Rows of one head.
-struct Source {
-  const Code* codes;
-  std::ptrdiff_t row;
-  std::size_t size, count;  // of a row; rows
-  __m512i load(std::size_t at, std::size_t column) const {
-    if (at >= count || column >= size) return _mm512_setzero_si512();
-    return load_32(codes + static_cast<std::ptrdiff_t>(at) * row + column, size - column);
-  }
-};
-
 Source source_of(const AttentionCall& call, const HeadRows& rows, const HeadOf& of, std::size_t first,
                  std::size_t count) {
   return {.codes = row_at(rows, of, first), .row = rows.row, .size = call.head_size, .count = count};
@@ -130,17 +114,6 @@ void pack_across(const Source& from, std::size_t size, Code* to) {
         for (std::size_t i = 0; i < 16; ++i)
           _mm512_store_si512(to + (column / 2 + i) * 64 + half * 32, rows[i]);
       }
-}
-
-alignas(64) constexpr Code kLowPairs[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
-                                            8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
-alignas(64) constexpr Code kHighPairs[32] = {16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55,
-                                             24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63};
-__m512i low_pairs(__m512i even, __m512i odd) {
-  return _mm512_permutex2var_epi16(even, _mm512_load_si512(kLowPairs), odd);
-}
-__m512i high_pairs(__m512i even, __m512i odd) {
-  return _mm512_permutex2var_epi16(even, _mm512_load_si512(kHighPairs), odd);
 }
 
 /// to[row / 2][column], in words: a right operand that is summed over rows.

@@ -207,7 +207,8 @@ constexpr FormatKernels kernels_of() {
           decode<format>};
 }
 
-constexpr KernelTable table_of(const char* isa, const AttentionLoops& attention) {
+constexpr KernelTable table_of(const char* isa, const AttentionLoops& attention,
+                               const ProductLoops* product) {
   return {
       .isa = isa,
       .format = {{},
@@ -227,12 +228,13 @@ constexpr KernelTable table_of(const char* isa, const AttentionLoops& attention)
       .quantise = &kAvx512QuantiseRows,
       .statistics = &kAvx512Statistics,
       .attention = &attention,
+      .product = product,
   };
 }
 
 }  // namespace
 
-constinit const KernelTable kAvx512Kernels = table_of("avx512", kAvx512Attention);
-constinit const KernelTable kAmxKernels = table_of("amx", kAmxAttention);
+constinit const KernelTable kAvx512Kernels = table_of("avx512", kAvx512Attention, /*product=*/nullptr);
+constinit const KernelTable kAmxKernels = table_of("amx", kAmxAttention, &kAmxProduct);
 
 }  // namespace halfstep

@@ -251,6 +251,17 @@ extern const AttentionLoops kAvx2Attention;    // run only where cpu_features().
 extern const AttentionLoops kAvx512Attention;  // run only where cpu_features().avx512
 extern const AttentionLoops kAmxAttention;     // run only where may_use_amx_bf16()
 
+struct ProductCall;
+struct ProductPart;
+
+/// See kernels/product.h.
+struct ProductLoops {
+  std::size_t (*bytes)(const ProductCall& call, const ProductPart& part);
+  void (*multiply)(const ProductCall& call, const ProductPart& part, void* scratch);
+};
+
+extern const ProductLoops kAmxProduct;  // run only where may_use_amx_bf16()
+
 struct KernelTable {
   const char* isa;                     // as HALFSTEP_ISA spells it
   FormatKernels format[kFormatCount];  // in the order of enum Format; FP32 and E8M0 have none
@@ -261,11 +272,12 @@ struct KernelTable {
   const QuantiseRows* quantise;
   const StatisticsPass* statistics;
   const AttentionLoops* attention;
+  const ProductLoops* product = nullptr;  // of BF16; null where LibTorch's are as good
 };
 
 extern const KernelTable kScalarKernels;
 extern const KernelTable kAvx2Kernels;    // run only where cpu_features().avx2
 extern const KernelTable kAvx512Kernels;  // run only where cpu_features().avx512
-extern const KernelTable kAmxKernels;     // AVX-512's, but for attention; run only where may_use_amx_bf16()
+extern const KernelTable kAmxKernels;     // AVX-512's, but for attention and products; run only where may_use_amx_bf16()
 
 }  // namespace halfstep

@@ -2,8 +2,6 @@
 
 #include <ATen/TensorSubclassLikeUtils.h>
 
-#include <algorithm>
-
 namespace halfstep {
 
 // Made at the first call, so that a row is there whoever asks while the library is loaded.
@@ -23,14 +21,19 @@ std::span<const OwnOp> own_ops() {
       quantised_linear(),
       quantised_matmul(),
       quantised_mm(),
+      low_addmm(),
+      low_linear(),
+      low_matmul(),
+      low_mm(),
   };
   return table;
 }
 
-const OwnOp* own_op(std::string_view op) {
-  const auto table = own_ops();
-  const auto row = std::find_if(table.begin(), table.end(), [&](const OwnOp& each) { return each.op == op; });
-  return row == table.end() ? nullptr : &*row;
+std::vector<const OwnOp*> own_ops_of(std::string_view op) {
+  std::vector<const OwnOp*> found;
+  for (const OwnOp& each : own_ops())
+    if (each.op == op) found.push_back(&each);
+  return found;
 }
 
 bool is_low(const at::Tensor& tensor) {

@@ -14,6 +14,7 @@
 #include <optional>
 #include <span>
 #include <string_view>
+#include <vector>
 
 namespace halfstep {
 
@@ -42,18 +43,24 @@ struct OwnOp {
   at::Tensor (*run_again)(OpArguments arguments);
   /// How many of the first arguments are inputs: tensors that backward keeps anyway.
   std::size_t inputs = 1;
+  /// Whether `takes` and `run` get the arguments as the policy has cast them.
+  bool of_cast_arguments = false;
 };
 
 /// Exported for the test that walks the table.
 HALFSTEP_API std::span<const OwnOp> own_ops();
 
-/// Null for an operation that only LibTorch computes.
-const OwnOp* own_op(std::string_view op);
+/// Of one operation, in the order in which they are asked. None where only LibTorch computes it.
+std::vector<const OwnOp*> own_ops_of(std::string_view op);
 
 // The rows, each in a file of its own.
+OwnOp low_addmm();
 OwnOp low_gelu();
 OwnOp low_layer_norm_function();
+OwnOp low_linear();
 OwnOp low_logits_cross_entropy();
+OwnOp low_matmul();
+OwnOp low_mm();
 OwnOp low_narrow_convolution();
 OwnOp low_rows_attention();
 OwnOp low_rows_layer_norm();

@@ -241,8 +241,9 @@ Result by_libtorch(const std::string& op, const Arguments& arguments, OpRule rul
 TEST(OwnOps, EachRowIsAnOperationOfThePolicyAndHasItsCallsHere) {
   std::set<std::string> rows, called;
   for (const OwnOp& row : own_ops()) {
-    EXPECT_TRUE(rows.emplace(row.op).second) << row.op << " has two rows";
     EXPECT_EQ(OpPolicy::standard().rule(row.op), row.rule) << row.op << " would never run";
+    if (row.of_cast_arguments) continue;  // where there are tiles: tests/ops/low_product_test.cpp
+    EXPECT_TRUE(rows.emplace(row.op).second) << row.op << " has two rows";
     EXPECT_TRUE(row.takes && row.run) << row.op;
   }
   for (const Calls& calls : all_calls()) {

@@ -1,4 +1,4 @@
-// AMX's tiles as arrays, with the functions of src/kernels/amx_tiles.h, so that attention_amx.cpp can be
+// AMX's tiles as arrays, with the functions of src/kernels/amx_tiles.h, so that the files that use tiles can be
 // tested on machines without them. What the instruction TDPBF16PS does to a sum: pairs in order, each product
 // added with one rounding, subnormal numbers as zeros (Intel's manual, volume 2).
 #pragma once
@@ -11,8 +11,9 @@
 #include <cstdlib>
 #include <cstring>
 
-// Another name, because the library has the real one. The table's header declares it.
+// Other names, because the library has the real ones. The table's header declares them.
 #define kAmxAttention kEmulatedAmxAttention
+#define kAmxProduct kEmulatedAmxProduct
 
 namespace halfstep {
 namespace {
@@ -37,6 +38,10 @@ struct Tiles {
     expect_configured();
     for (std::size_t r = 0; r < 16; ++r)
       std::memcpy(tiles[tile][r], static_cast<const char*>(rows) + r * row_bytes, 64);
+  }
+  template <int tile>
+  static void load_once(const void* rows, std::size_t row_bytes) {
+    load<tile>(rows, row_bytes);
   }
   template <int tile>
   static void store(void* rows, std::size_t row_bytes) {

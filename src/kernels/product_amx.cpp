@@ -1,0 +1,285 @@
+// Products of BF16 with AMX's tiles.
+//
+// The right operand is copied into panels of 32 columns, tile by tile, as many at a time as stay in the
+// second-level cache; the left one is read where it lies, or copied likewise where it lies across or has
+// ragged ends. A block of the result is two tiles by two, whose sums stay in tiles; where a sum is long it is
+// put aside in FP32 in between.
+#include "kernels/amx_tiles.h"
+#include "kernels/attention_vectors_avx512.h"
+#include "kernels/product.h"
+#include "kernels/tile_operands_avx512.h"
+
+namespace halfstep {
+namespace {
+
+using Floats = Avx512::Floats;
+
+constexpr std::size_t kBlock = kProductBlock, kTile = 512, kStep = 2 * kTile;  // codes of a tile, and of two
+/// Of the left operand, used with all panels that are there: 512 KiB with the longest sums.
+constexpr std::size_t kRowsTogether = 256;
+/// With sums put aside. So many rows share the panels.
+constexpr std::size_t kMostRows = 4096;
+/// Of panels: 2 MiB.
+constexpr std::size_t kPanelCodes = std::size_t{1} << 20;
+/// Before a sum is put aside.
+constexpr std::size_t kMostTerms = 2048;
+/// Results above are written past the caches, which they would clear.
+constexpr std::size_t kResultBytes = std::size_t{1} << 20;
+
+/// How a part is gone through, from sizes alone.
+struct Plan {
+  std::size_t terms;    // at a time, a multiple of kBlock
+  std::size_t columns;  // at a time, likewise
+  std::size_t rows;     // that share sums put aside
+  bool puts_aside;      // there are more terms than `terms`
+  bool copies_left;
+
+  Plan(const ProductCall& call, const ProductPart& part) {
+    const std::size_t pieces = call.terms / kMostTerms + (call.terms % kMostTerms > kMostTerms / 2 ? 1 : 0);
+    puts_aside = pieces > 1;
+    terms = up(puts_aside ? (call.terms + pieces - 1) / pieces : call.terms);
+    columns = kPanelCodes / terms / kBlock * kBlock;
+    if (columns < kBlock) columns = kBlock;
+    columns = least(columns, up(part.columns));
+    rows = puts_aside ? least(kMostRows, part.rows) : part.rows;
+    copies_left = call.left.is_transposed || call.terms % kBlock != 0;
+  }
+
+  static std::size_t up(std::size_t count) { return (count + kBlock - 1) / kBlock * kBlock; }
+  static std::size_t least(std::size_t a, std::size_t b) { return a < b ? a : b; }
+};
+
+struct Memory {
+  Code *panels, *left;
+  float* sums;
+  std::size_t bytes;
+
+  Memory(const Plan& plan, void* memory) {
+    Pieces pieces{static_cast<char*>(memory)};
+    panels = pieces.take<Code>(plan.columns * plan.terms);
+    left = pieces.take<Code>(kRowsTogether * plan.terms);  // ragged rows are copied in any case
+    sums = pieces.take<float>(plan.puts_aside ? Plan::up(plan.rows) * plan.columns : kBlock * kBlock);
+    bytes = pieces.taken;
+  }
+};
+
+/// to[step][tile][row or column][32 terms], of 32 rows or columns of `from`, each with its terms side by
+/// side.
+void copy_rows(const Source& from, std::size_t first, std::size_t first_term, std::size_t terms, Code* to) {
+  for (std::size_t term = 0; term < terms; term += kBlock, to += kStep)
+    for (std::size_t i = 0; i < kBlock; ++i)
+      _mm512_store_si512(to + i * kBlock, from.load(first + i, first_term + term));
+}
+
+/// Right tiles, [16 pairs of terms][16 columns], from columns whose terms lie side by side.
+void copy_across(const Source& from, std::size_t first, std::size_t first_term, std::size_t terms, Code* to) {
+  for (std::size_t term = 0; term < terms; term += kBlock)
+    for (std::size_t half = 0; half < 2; ++half, to += kTile) {
+      __m512i rows[16];
+      for (std::size_t i = 0; i < 16; ++i) rows[i] = from.load(first + half * 16 + i, first_term + term);
+      Avx512::transpose(rows);
+      for (std::size_t i = 0; i < 16; ++i) _mm512_store_si512(to + i * kBlock, rows[i]);
+    }
+}
+
+/// Right tiles from terms whose columns lie side by side.
+void copy_pairs(const Source& from, std::size_t first, std::size_t first_term, std::size_t terms, Code* to) {
+  for (std::size_t term = 0; term < terms; term += kBlock, to += kStep)
+    for (std::size_t i = 0; i < 16; ++i) {
+      const __m512i even = from.load(first_term + term + 2 * i, first),
+                    odd = from.load(first_term + term + 2 * i + 1, first);
+      _mm512_store_si512(to + i * kBlock, low_pairs(even, odd));
+      _mm512_store_si512(to + kTile + i * kBlock, high_pairs(even, odd));
+    }
+}
+
+/// Left tiles, [16 rows][32 terms], from terms whose rows lie side by side.
+void copy_transposed(const Source& from, std::size_t first, std::size_t first_term, std::size_t terms,
+                     Code* to) {
+  for (std::size_t term = 0; term < terms; term += kBlock, to += kStep) {
+    __m512i low[16], high[16];
+    for (std::size_t i = 0; i < 16; ++i) {
+      const __m512i even = from.load(first_term + term + 2 * i, first),
+                    odd = from.load(first_term + term + 2 * i + 1, first);
+      low[i] = low_pairs(even, odd);
+      high[i] = high_pairs(even, odd);
+    }
+    Avx512::transpose(low);
+    Avx512::transpose(high);
+    for (std::size_t i = 0; i < 16; ++i) {
+      _mm512_store_si512(to + i * kBlock, low[i]);
+      _mm512_store_si512(to + kTile + i * kBlock, high[i]);
+    }
+  }
+}
+
+/// Tiles of 32 rows: the second 16 are `next` codes behind the first, the next terms `step` behind.
+struct LeftTiles {
+  const Code* codes;
+  std::size_t row_bytes, next, step;
+};
+
+/// What will be read soon: two rows that are brought into the second-level cache meanwhile.
+struct Ahead {
+  const Code* codes = nullptr;
+  std::size_t row = 0;
+};
+
+/// sums[32][32] = left * panel, or added to what is there.
+void add_block(const LeftTiles& left, const Code* panel, std::size_t steps, float* sums, std::size_t sums_row,
+               bool adds, const Ahead& ahead) {
+  const std::size_t bytes = sums_row * sizeof(float);
+  float* const below = sums + 16 * sums_row;
+  if (adds) {
+    Tiles::load<0>(sums, bytes);
+    Tiles::load<1>(sums + 16, bytes);
+    Tiles::load<2>(below, bytes);
+    Tiles::load<3>(below + 16, bytes);
+  } else {
+    Tiles::zero<0>();
+    Tiles::zero<1>();
+    Tiles::zero<2>();
+    Tiles::zero<3>();
+  }
+  const Code* a = left.codes;
+  for (std::size_t step = 0; step < steps; ++step, a += left.step, panel += kStep) {
+    Tiles::load<6>(panel, 64);
+    Tiles::load_once<4>(a, left.row_bytes);
+    Tiles::load<7>(panel + kTile, 64);
+    Tiles::multiply<0, 4, 6>();
+    Tiles::multiply<1, 4, 7>();
+    Tiles::load_once<5>(a + left.next, left.row_bytes);
+    if (ahead.codes) {
+      _mm_prefetch(ahead.codes + step * kBlock, _MM_HINT_T1);
+      _mm_prefetch(ahead.codes + ahead.row + step * kBlock, _MM_HINT_T1);
+    }
+    Tiles::multiply<2, 5, 6>();
+    Tiles::multiply<3, 5, 7>();
+  }
+  Tiles::store<0>(sums, bytes);
+  Tiles::store<1>(sums + 16, bytes);
+  Tiles::store<2>(below, bytes);
+  Tiles::store<3>(below + 16, bytes);
+}
+
+class Multiplication {
+ public:
+  Multiplication(const ProductCall& call, const ProductPart& part, const Plan& plan, const Memory& memory)
+      : call_(call),
+        part_(part),
+        plan_(plan),
+        memory_(memory),
+        left_{.codes = call.left.codes,
+              .row = static_cast<std::ptrdiff_t>(call.left.row),
+              .size = call.left.is_transposed ? call.rows : call.terms,
+              .count = call.left.is_transposed ? call.terms : call.rows},
+        right_{.codes = call.right.codes,
+               .row = static_cast<std::ptrdiff_t>(call.right.row),
+               .size = call.right.is_transposed ? call.terms : call.columns,
+               .count = call.right.is_transposed ? call.columns : call.terms} {
+    const bool is_large = call.rows * call.columns * sizeof(Code) > kResultBytes;
+    past_caches_ =
+        is_large && reinterpret_cast<std::uintptr_t>(call.result) % 64 == 0 && call.result_row % kBlock == 0;
+  }
+
+  void run() const {
+    const std::size_t end_row = part_.first_row + part_.rows, end_column = part_.first_column + part_.columns;
+    for (std::size_t column = part_.first_column; column < end_column; column += plan_.columns)
+      for (std::size_t row = part_.first_row; row < end_row; row += plan_.rows)
+        for (std::size_t term = 0; term < call_.terms; term += plan_.terms)
+          run_panels({row, Plan::least(plan_.rows, end_row - row), column,
+                      Plan::least(plan_.columns, end_column - column)},
+                     term);
+    if (past_caches_) _mm_sfence();
+  }
+
+ private:
+  void run_panels(const ProductPart& here, std::size_t first_term) const {
+    const std::size_t terms = Plan::least(plan_.terms, Plan::up(call_.terms - first_term));
+    const auto copy_panel = call_.right.is_transposed ? copy_across : copy_pairs;
+    for (std::size_t column = 0; column < here.columns; column += kBlock)
+      copy_panel(right_, here.first_column + column, first_term, terms, memory_.panels + column * terms);
+    const std::size_t end = here.first_row + here.rows;
+    for (std::size_t row = here.first_row; row < end; row += kRowsTogether)
+      run_rows({row, Plan::least(kRowsTogether, end - row), here.first_column, here.columns},
+               memory_.sums + (plan_.puts_aside ? (row - here.first_row) * plan_.columns : 0), first_term,
+               terms);
+  }
+
+  /// `sums` are used where sums are put aside.
+  void run_rows(const ProductPart& here, float* sums, std::size_t first_term, std::size_t terms) const {
+    const bool copies = plan_.copies_left || here.rows % kBlock != 0;
+    const auto copy = call_.left.is_transposed ? copy_transposed : copy_rows;
+    for (std::size_t row = 0; copies && row < here.rows; row += kBlock)
+      copy(left_, here.first_row + row, first_term, terms, memory_.left + row * terms);
+    const Code* const in_place = call_.left.codes + here.first_row * call_.left.row + first_term;
+    const bool is_last = first_term + terms >= call_.terms;
+    // What follows these rows is read meanwhile, two rows with each block.
+    const std::size_t rows_ahead =
+        copies || here.first_row + 2 * kRowsTogether > part_.first_row + part_.rows ? 0 : kRowsTogether;
+    std::size_t ahead_row = 0;
+    for (std::size_t column = 0; column < here.columns; column += kBlock)
+      for (std::size_t row = 0; row < here.rows; row += kBlock) {
+        const LeftTiles tiles = copies
+                                    ? LeftTiles{memory_.left + row * terms, 64, kTile, kStep}
+                                    : LeftTiles{in_place + row * call_.left.row,
+                                                call_.left.row * sizeof(Code), 16 * call_.left.row, kBlock};
+        Ahead ahead;
+        if (ahead_row < rows_ahead) {
+          ahead = {in_place + (kRowsTogether + ahead_row) * call_.left.row, call_.left.row};
+          ahead_row += 2;
+        }
+        float* const block = plan_.puts_aside ? sums + row * plan_.columns + column : memory_.sums;
+        const std::size_t sums_row = plan_.puts_aside ? plan_.columns : kBlock;
+        add_block(tiles, memory_.panels + column * terms, terms / kBlock, block, sums_row, first_term > 0,
+                  ahead);
+        if (is_last)
+          write(block, sums_row, here.first_row + row, Plan::least(kBlock, here.rows - row),
+                here.first_column + column, Plan::least(kBlock, here.columns - column));
+      }
+  }
+
+  void write(const float* sums, std::size_t sums_row, std::size_t row, std::size_t rows, std::size_t column,
+             std::size_t columns) const {
+    Floats bias[2] = {};
+    if (call_.bias)
+      for (std::size_t half = 0; half < 2; ++half)
+        bias[half] = Avx512::load_codes(Format::BF16, call_.bias + column + half * 16,
+                                        columns > half * 16 ? Plan::least(16, columns - half * 16) : 0);
+    const auto lanes = columns >= kBlock ? 0xffffffffu : (1u << columns) - 1;
+    for (std::size_t i = 0; i < rows; ++i, sums += sums_row) {
+      const __m512i codes =
+          Tiles::rounded(Floats(_mm512_load_ps(sums)) + bias[0], Floats(_mm512_load_ps(sums + 16)) + bias[1]);
+      Code* const to = call_.result + (row + i) * call_.result_row + column;
+      if (past_caches_ && columns == kBlock)
+        _mm512_stream_si512(reinterpret_cast<__m512i*>(to), codes);
+      else
+        _mm512_mask_storeu_epi16(to, lanes, codes);
+    }
+  }
+
+  const ProductCall& call_;
+  const ProductPart& part_;
+  const Plan& plan_;
+  const Memory& memory_;
+  Source left_, right_;
+  bool past_caches_;
+};
+
+std::size_t bytes_of(const ProductCall& call, const ProductPart& part) {
+  return Memory(Plan(call, part), nullptr).bytes;
+}
+
+void multiply_part(const ProductCall& call, const ProductPart& part, void* scratch) {
+  const Plan plan(call, part);
+  const Memory memory(plan, scratch);
+  Tiles::configure();
+  Multiplication(call, part, plan, memory).run();
+  Tiles::release();
+}
+
+}  // namespace
+
+constinit const ProductLoops kAmxProduct = {.bytes = bytes_of, .multiply = multiply_part};
+
+}  // namespace halfstep
