@@ -1,8 +1,8 @@
 // AMX's tiles: eight registers of 16 rows of 64 bytes, and products of them.
 //
 // Written as assembly: g++ 12's intrinsics do not say which memory they read and write. Tests compile
-// attention_amx.cpp and product_amx.cpp for machines without AMX against tests/kernels/emulated/kernels/amx_tiles.h, which has
-// the same functions.
+// attention_amx.cpp and product_amx.cpp for machines without AMX against
+// tests/kernels/emulated/kernels/amx_tiles.h, which has the same functions.
 #pragma once
 
 #include <immintrin.h>

@@ -278,6 +278,7 @@ struct KernelTable {
 extern const KernelTable kScalarKernels;
 extern const KernelTable kAvx2Kernels;    // run only where cpu_features().avx2
 extern const KernelTable kAvx512Kernels;  // run only where cpu_features().avx512
-extern const KernelTable kAmxKernels;     // AVX-512's, but for attention and products; run only where may_use_amx_bf16()
+extern const KernelTable
+    kAmxKernels;  // AVX-512's, but for attention and products; run only where may_use_amx_bf16()
 
 }  // namespace halfstep

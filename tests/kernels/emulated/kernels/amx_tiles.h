@@ -1,6 +1,6 @@
-// AMX's tiles as arrays, with the functions of src/kernels/amx_tiles.h, so that the files that use tiles can be
-// tested on machines without them. What the instruction TDPBF16PS does to a sum: pairs in order, each product
-// added with one rounding, subnormal numbers as zeros (Intel's manual, volume 2).
+// AMX's tiles as arrays, with the functions of src/kernels/amx_tiles.h, so that the files that use tiles can
+// be tested on machines without them. What the instruction TDPBF16PS does to a sum: pairs in order, each
+// product added with one rounding, subnormal numbers as zeros (Intel's manual, volume 2).
 #pragma once
 
 #include <immintrin.h>
