@@ -110,14 +110,21 @@ bool Hosts::sign_in(MeetingPlace& place) {
   return false;
 }
 
-void Hosts::check_same_command() const {
-  for (int host = 0; host < count(); ++host) {
-    const std::string note = place_->note(key(kHost, host)).value_or("");
-    const std::string there = note.substr(note.find(' ') + 1);
-    if (there != started_)
-      throw ExitWith(kUsage, detail::concat("launch: ", host_text(host), " was started with '", there,
-                                            "', this one with '", started_, "'. Use the same on all hosts."));
-  }
+bool Hosts::has_same_commands() {
+  const auto other = asked([&](MeetingPlace& place) {
+    std::string found;
+    for (int host = 0; host < count() && found.empty(); ++host) {
+      const std::string note = place.note(key(kHost, host)).value_or("");
+      const std::string there = note.substr(note.find(' ') + 1);
+      if (there != started_)
+        found = detail::concat("launch: ", host_text(host), " was started with '", there,
+                               "', this one with '", started_, "'. Use the same on all hosts.");
+    }
+    return found;
+  });
+  if (!other || other->empty()) return other.has_value();
+  leave();  // when all others have seen it, too
+  throw ExitWith(kUsage, *other);
 }
 
 int Hosts::begin_attempt() {
@@ -133,8 +140,8 @@ int Hosts::begin_attempt() {
                 return is_in ? hosts_without(kHost) : std::vector{0};
               }).value_or(std::vector{0});
     if (missing.empty()) {
-      check_same_command();
-      return attempt_;
+      if (has_same_commands()) return attempt_;
+      missing = {0};
     }
     if (!place_) is_in = false;
     if (const auto signal = pause_()) {
@@ -197,12 +204,16 @@ bool Hosts::all_ended() {
 }
 
 void Hosts::finish(const std::string& why) {
+  if (number_ == 0) asked([&](MeetingPlace& place) { return place.leave_note(kOver, why); });
+  leave();
+}
+
+void Hosts::leave() {
   constexpr std::chrono::seconds kMargin{5};
   const auto deadline = Clock::now() + kGrace + kMargin;
   asked([&](MeetingPlace& place) {
     place.leave_note(key(kKnows, number_), "yes");
     if (number_ > 0) return true;
-    place.leave_note(kOver, why);
     const auto is_awaited = [&](int host) {
       return place.note(key(kHost, host)) && !place.note(key(kKnows, host));
     };

@@ -67,7 +67,10 @@ class Hosts {
   /// Whether there is a new attempt and this launcher is in it.
   bool sign_in(MeetingPlace& place);
   std::vector<int> hosts_without(const char* name) const;
-  void check_same_command() const;
+  /// Nothing follows: as finish(), without a word to the others.
+  void leave();
+  /// Ends this launcher where they differ; false if the launcher that holds the meeting place is gone.
+  bool has_same_commands();
   /// What `function` answers; nothing, and no meeting place, if the launcher that holds it is gone.
   template <typename Function>
   auto asked(Function function) -> std::optional<decltype(function(std::declval<MeetingPlace&>()))>;
