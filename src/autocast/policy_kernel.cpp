@@ -151,6 +151,9 @@ class PolicyKernel final : public c10::OperatorKernel {
   /// Null where LibTorch computes this call.
   const OwnOp* own_that_takes(Arguments given, OpRule rule, const OpContext& context,
                               bool of_cast_arguments) const {
+    // LibTorch's transforms take no nodes that are written in C++.
+    if (c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode))
+      return nullptr;
     for (const OwnOp* own : own_)
       if (own->rule == rule && own->of_cast_arguments == of_cast_arguments && own->takes(given, context))
         return own;

@@ -12,7 +12,7 @@ std::size_t blocks_of(std::size_t count) { return (count + kProductBlock - 1) / 
 bool is_divided_by_rows(const ProductCall& call, std::size_t threads) {
   const std::size_t rows = blocks_of(call.rows), columns = blocks_of(call.columns);
   if (call.left.is_transposed) return rows >= threads || rows >= columns;
-  return columns < threads || (rows > columns && columns % threads != 0);
+  return rows > columns && (columns < threads || columns % threads != 0);
 }
 
 }  // namespace

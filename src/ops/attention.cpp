@@ -183,8 +183,9 @@ class LowRowsAttention : public torch::autograd::Function<LowRowsAttention> {
                           .causal = context->saved_data["causal"].toBool(),
                           .scale = context->saved_data["scale"].toDouble()};
     const int64_t seed = context->saved_data["seed"].toInt();
-    auto grads = at::GradMode::is_enabled() ? differentiable_gradients(saved, options, seed, output_grads[0])
-                                            : gradients(saved, options, seed, output_grads[0]);
+    auto grads = at::GradMode::is_enabled() || !is_plain(output_grads[0])
+                     ? differentiable_gradients(saved, options, seed, output_grads[0])
+                     : gradients(saved, options, seed, output_grads[0]);
     grads.resize(6);  // neither mask nor options have any
     return grads;
   }

@@ -5,10 +5,8 @@
 // Backward keeps what LibTorch's keeps: the input and the weight, low. The matrix of windows, as many times
 // as large as the input as a window has pixels, is made anew.
 #include <ATen/Parallel.h>
-#include <ATen/ops/addmm.h>
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/mm.h>
 #include <ATen/ops/sum.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -20,6 +18,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "ops/low_product.h"
 #include "ops/own_ops.h"
 #include "tensor/update_path.h"
 
@@ -31,8 +30,8 @@ using torch::autograd::variable_list;
 
 /// Of an image, before and behind. LibTorch's convolutions of wider ones are as fast.
 constexpr int64_t kMostPixels = 16;
-/// Of the matrix of windows, which is made of as many images at a time.
-constexpr int64_t kMostBytes = int64_t{64} << 20;
+/// Of a matrix of windows, which is there while a product is made.
+constexpr int64_t kMostBytes = int64_t{128} << 20;
 
 /// A convolution as a product: a row for each pixel of the result, with an element for each channel and tap
 /// of the weights, in the order that the weights of an output channel have.
@@ -101,16 +100,15 @@ void with_taps(int64_t taps, Loop loop) {
   loop(taps);
 }
 
-/// Writes the rows of the images [first, first + count).
-at::Tensor matrix_of(const Windows& windows, const at::Tensor& images, int64_t first, int64_t count) {
+at::Tensor matrix_of(const Windows& windows, const at::Tensor& images) {
   const int64_t channels = images.size(1), columns = channels * windows.taps,
                 padded = windows.image_pixels + 1;
-  const at::Tensor matrix = at::empty({count * windows.rows(), columns}, images.options());
+  const at::Tensor matrix = at::empty({images.size(0) * windows.rows(), columns}, images.options());
   auto* const all = static_cast<std::uint16_t*>(matrix.mutable_data_ptr());
-  at::parallel_for(0, count, /*grain_size=*/1, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, images.size(0), /*grain_size=*/1, [&](int64_t begin, int64_t end) {
     std::vector<std::uint16_t> image(static_cast<std::size_t>(channels * padded));
     for (int64_t i = begin; i < end; ++i) {
-      read_image(images, first + i, image.data());
+      read_image(images, i, image.data());
       std::uint16_t* to = all + i * windows.rows() * columns;
       with_taps(windows.taps, [&](auto taps) {
         for (int64_t row = 0; row < windows.rows(); ++row) {
@@ -130,27 +128,10 @@ at::Tensor rows_of(const at::Tensor& images) {
   return images.permute({0, 2, 3, 1}).reshape({-1, images.size(1)});
 }
 
-/// As many images at a time as fit into kMostBytes.
-template <typename Body>
-void for_each_part(const Windows& windows, const at::Tensor& images, Body body) {
-  const int64_t bytes = windows.rows() * windows.taps * images.size(1) * images.element_size();
-  const int64_t together = std::max<int64_t>(1, kMostBytes / bytes);
-  for (int64_t first = 0; first < images.size(0); first += together)
-    body(first, std::min(together, images.size(0) - first));
-}
-
 /// `images` convolved with the columns of `weights`.
 at::Tensor convolved(const Windows& windows, const at::Tensor& images, const at::Tensor& weights,
                      const std::optional<at::Tensor>& bias, at::MemoryFormat order) {
-  const at::Tensor rows = at::empty({images.size(0) * windows.rows(), weights.size(1)}, images.options());
-  for_each_part(windows, images, [&](int64_t first, int64_t count) {
-    at::Tensor part = rows.narrow(0, first * windows.rows(), count * windows.rows());
-    const at::Tensor matrix = matrix_of(windows, images, first, count);
-    if (bias)
-      at::addmm_out(part, *bias, matrix, weights);
-    else
-      at::mm_out(part, matrix, weights);
-  });
+  const at::Tensor rows = product_of(matrix_of(windows, images), weights, bias);
   const at::Tensor made = at::empty({images.size(0), weights.size(1), windows.sizes[0], windows.sizes[1]},
                                     images.options().memory_format(order));
   made.permute({0, 2, 3, 1}).copy_(rows.view({images.size(0), windows.sizes[0], windows.sizes[1], -1}));
@@ -187,7 +168,7 @@ class NarrowConvolution : public torch::autograd::Function<NarrowConvolution> {
     const auto stride = ints("stride"), padding = ints("padding"), dilation = ints("dilation");
     const bool wants_input = context->needs_input_grad(0), wants_weight = context->needs_input_grad(1),
                wants_bias = context->saved_data["has_bias"].toBool() && context->needs_input_grad(2);
-    if (at::GradMode::is_enabled()) {
+    if (at::GradMode::is_enabled() || !is_plain(grad)) {
       // In an operation that can be differentiated again.
       auto [x, w, b] = at::convolution_backward(grad, input, weight, at::IntArrayRef{weight.size(0)}, stride,
                                                 padding, dilation, /*transposed=*/false,
@@ -203,31 +184,16 @@ class NarrowConvolution : public torch::autograd::Function<NarrowConvolution> {
                              order_of(input, weight));
     if (!wants_weight && !wants_bias) return {input_grad, {}, {}, {}, {}, {}};
     const at::Tensor rows = rows_of(grad);
-    if (wants_weight) weight_grad = weight_gradient(geometry.windows(/*of_input=*/true), input, weight, rows);
+    if (wants_weight)
+      weight_grad =
+          product_of(rows.t(), matrix_of(geometry.windows(/*of_input=*/true), input)).view(weight.sizes());
     if (wants_bias) bias_grad = rows.sum({0}, /*keepdim=*/false, at::kFloat).to(grad.scalar_type());
     return {input_grad, weight_grad, bias_grad, {}, {}, {}};
   }
-
- private:
-  static at::Tensor weight_gradient(const Windows& windows, const at::Tensor& input, const at::Tensor& weight,
-                                    const at::Tensor& grad_rows) {
-    at::Tensor sum;
-    for_each_part(windows, input, [&](int64_t first, int64_t count) {
-      const at::Tensor part = grad_rows.narrow(0, first * windows.rows(), count * windows.rows());
-      const at::Tensor product = at::mm(part.t(), matrix_of(windows, input, first, count));
-      if (count == input.size(0))
-        sum = product;
-      else
-        sum = sum.defined() ? sum.add_(product) : product.to(at::kFloat);
-    });
-    return sum.to(weight.scalar_type()).view(weight.sizes());
-  }
 };
 
-bool is_castable(const at::Tensor& tensor) {
-  const at::ScalarType type = tensor.scalar_type();
-  return kernels_serve(tensor) && !tensor.is_nested() && is_plain(tensor) &&
-         (type == at::kFloat || type == at::kBFloat16 || type == at::kHalf);
+bool is_operand(const at::Tensor& tensor) {
+  return is_low(tensor) && kernels_serve(tensor) && !tensor.is_nested() && is_plain(tensor);
 }
 
 bool is_one_or_two(const std::vector<int64_t>& values, int64_t least) {
@@ -238,8 +204,7 @@ bool is_one_or_two(const std::vector<int64_t>& values, int64_t least) {
 bool takes(OpArguments given, const OpContext& context) {
   const at::Tensor &input = given[0].toTensor(), &weight = given[1].toTensor();
   const auto bias = given_tensor(given[2]);
-  if (context.products_in_fp32 || !is_castable(input) || !is_castable(weight) ||
-      (bias && !is_castable(*bias)))
+  if (context.products_in_fp32 || !is_operand(input) || !is_operand(weight) || (bias && !is_operand(*bias)))
     return false;
   if (input.dim() != 4 || weight.dim() != 4 || input.numel() == 0 || weight.numel() == 0 ||
       input.size(1) != weight.size(1) || given[6].toInt() != 1 ||
@@ -250,22 +215,27 @@ bool takes(OpArguments given, const OpContext& context) {
   if (!is_one_or_two(stride, 1) || !is_one_or_two(padding, 0) || !is_one_or_two(dilation, 1)) return false;
   const Geometry geometry(input.sizes(), weight.sizes(), stride, padding, dilation);
   const int64_t from = geometry.input[0] * geometry.input[1], to = geometry.output[0] * geometry.output[1];
-  return from <= kMostPixels && to > 0 && to <= kMostPixels;
+  if (from > kMostPixels || to <= 0 || to > kMostPixels) return false;
+  // Forward has windows of the input, backward of the output's gradient.
+  const int64_t elements =
+      std::max(to * weight.size(1), from * weight.size(0)) * weight.size(2) * weight.size(3);
+  return input.size(0) * elements * input.element_size() <= kMostBytes;
 }
 
-at::Tensor run(OpArguments given, const OpContext& context) {
-  auto bias = given_tensor(given[2]);
-  if (bias) bias = bias->to(context.low);
-  return NarrowConvolution::apply(given[0].toTensor().to(context.low), given[1].toTensor().to(context.low),
-                                  bias, given[3].toIntVector(), given[4].toIntVector(),
-                                  given[5].toIntVector());
+at::Tensor run(OpArguments given, const OpContext&) {
+  return NarrowConvolution::apply(given[0].toTensor(), given[1].toTensor(), given_tensor(given[2]),
+                                  given[3].toIntVector(), given[4].toIntVector(), given[5].toIntVector());
 }
 
 }  // namespace
 
 OwnOp low_narrow_convolution() {
-  return {
-      .op = "conv2d", .rule = OpRule::Low, .takes = takes, .run = run, .run_again = nullptr};  // not cheap
+  return {.op = "conv2d",
+          .rule = OpRule::Low,
+          .takes = takes,
+          .run = run,
+          .run_again = nullptr,  // not cheap
+          .of_cast_arguments = true};
 }
 
 }  // namespace halfstep

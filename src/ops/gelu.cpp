@@ -35,7 +35,7 @@ class LowGelu : public torch::autograd::Function<LowGelu> {
 
   static variable_list backward(AutogradContext* context, const variable_list& output_grads) {
     const at::Tensor saved = context->get_saved_variables()[0];
-    if (at::GradMode::is_enabled()) {
+    if (at::GradMode::is_enabled() || !is_plain(output_grads[0])) {
       // In operations that can be differentiated again.
       return {at::gelu_backward(output_grads[0].to(at::kFloat), saved.to(at::kFloat), "tanh")
                   .to(saved.scalar_type())};

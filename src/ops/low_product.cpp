@@ -5,6 +5,7 @@
 // Backward keeps what LibTorch's keeps: rows and matrix.
 #include <ATen/Parallel.h>
 #include <ATen/ops/_unsafe_view.h>
+#include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/sum.h>
@@ -17,6 +18,7 @@
 #include <memory>
 
 #include "kernels/product.h"
+#include "ops/low_product.h"
 #include "ops/own_ops.h"
 #include "tensor/update_path.h"
 
@@ -48,6 +50,7 @@ void* scratch_of_thread(std::size_t bytes) {
   thread_local std::size_t size = 0;
   if (bytes > size) {
     memory.reset();
+    size = 0;
     memory.reset(std::aligned_alloc(64, bytes));
     TORCH_CHECK(memory, "not enough memory for a product: ", bytes, " bytes");
     size = bytes;
@@ -79,16 +82,6 @@ at::Tensor product(const at::Tensor& given_left, const at::Tensor& given_right,
   return result;
 }
 
-/// As an operation of the dispatcher, so that what looks at operations sees the products of backward.
-at::Tensor call_product(const at::Tensor& left, const at::Tensor& right,
-                        const std::optional<at::Tensor>& bias = {}) {
-  static const auto handle =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("halfstep::product", "")
-          .typed<at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&)>();
-  return handle.call(left, right, bias);
-}
-
 class LowProduct : public torch::autograd::Function<LowProduct> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& rows, const at::Tensor& matrix,
@@ -98,7 +91,7 @@ class LowProduct : public torch::autograd::Function<LowProduct> {
         {matrix.requires_grad() ? rows : at::Tensor(), rows.requires_grad() ? matrix : at::Tensor()});
     context->saved_data["by_rows"] = has_dense_rows(matrix);
     context->saved_data["has_bias"] = bias.has_value();
-    return call_product(rows, matrix, bias);
+    return product_of(rows, matrix, bias);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& output_grads) {
@@ -106,9 +99,10 @@ class LowProduct : public torch::autograd::Function<LowProduct> {
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &rows = saved[0], &matrix = saved[1], &grad = output_grads[0];
-    const bool again = at::GradMode::is_enabled();  // LibTorch's can be differentiated
+    // LibTorch's can be differentiated again, and takes gradients of other kinds.
+    const bool again = at::GradMode::is_enabled() || !is_plain(grad);
     const auto times = [again](const at::Tensor& left, const at::Tensor& right) {
-      return again ? at::mm(left, right) : call_product(left, right);
+      return again ? at::mm(left, right) : product_of(left, right);
     };
     at::Tensor rows_grad, matrix_grad, bias_grad;
     if (matrix.defined() && context->needs_input_grad(0)) rows_grad = times(grad, matrix.t());
@@ -195,6 +189,18 @@ OwnOp row(std::string_view op) {
 }
 
 }  // namespace
+
+// As an operation of the dispatcher, so that what looks at operations sees the products of backward.
+at::Tensor product_of(const at::Tensor& left, const at::Tensor& right,
+                      const std::optional<at::Tensor>& bias) {
+  if (!kernels().product || left.scalar_type() != at::kBFloat16)
+    return bias ? at::addmm(*bias, left, right) : at::mm(left, right);
+  static const auto handle =
+      c10::Dispatcher::singleton()
+          .findSchemaOrThrow("halfstep::product", "")
+          .typed<at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&)>();
+  return handle.call(left, right, bias);
+}
 
 OwnOp low_linear() {
   static const auto definition = [] {

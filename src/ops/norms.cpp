@@ -81,7 +81,7 @@ class LowRowsNorm : public torch::autograd::Function<LowRowsNorm> {
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &input = saved[0], &gain = saved[1], &bias = saved[2];
     const at::Tensor grads = output_grads[0].contiguous();
-    if (at::GradMode::is_enabled())
+    if (at::GradMode::is_enabled() || !is_plain(grads))
       return differentiable_gradients(input, gain, bias.defined(), grads.to(at::kFloat),
                                       context->saved_data["eps"].toDouble());
     // Operations of LibTorch's on the weights: where these are sharded, that brings them.

@@ -41,8 +41,8 @@ bool is_low(const at::Tensor& tensor) {
 }
 
 bool is_plain(const at::Tensor& tensor) {
-  return tensor.layout() == at::kStrided && !at::isTensorSubclassLike(tensor) &&
-         !tensor._fw_grad(/*level=*/0).defined();
+  return tensor.layout() == at::kStrided && !at::isTensorSubclassLike(tensor) && !tensor.is_neg() &&
+         !tensor._is_zerotensor() && !tensor._fw_grad(/*level=*/0).defined();
 }
 
 std::optional<at::Tensor> given_tensor(const c10::IValue& argument) {

@@ -76,8 +76,8 @@ OwnOp quantised_mm();
 /// BF16 or FP16.
 bool is_low(const at::Tensor& tensor);
 
-/// Strided, of no subclass and without a forward-mode gradient: an operation of ours may take the place of
-/// LibTorch's.
+/// Strided, of no subclass, without a forward-mode gradient, and with its numbers in memory as they are: an
+/// operation of ours may take the place of LibTorch's.
 bool is_plain(const at::Tensor& tensor);
 
 /// Nothing where None was given, or the undefined tensor that torch::nn::functional passes for none.

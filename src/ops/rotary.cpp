@@ -83,7 +83,8 @@ class LowRotary : public torch::autograd::Function<LowRotary> {
   static variable_list backward(AutogradContext* context, const variable_list& output_grads) {
     const variable_list saved = context->get_saved_variables();
     const at::Tensor& grad = output_grads[0];
-    if (at::GradMode::is_enabled()) return {differentiable_gradient(grad, saved[0], saved[1]), {}, {}};
+    if (at::GradMode::is_enabled() || !is_plain(grad))
+      return {differentiable_gradient(grad, saved[0], saved[1]), {}, {}};
     const at::Tensor rows = grad.stride(3) == 1 ? grad : grad.contiguous();
     return {turned(rows, saved[0].contiguous(), saved[1].contiguous(),
                    context->saved_data["together"].toBool(), rotate_back),

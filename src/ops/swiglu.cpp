@@ -40,7 +40,8 @@ class LowSwiglu : public torch::autograd::Function<LowSwiglu> {
 
   static variable_list backward(AutogradContext* context, const variable_list& output_grads) {
     const variable_list saved = context->get_saved_variables();
-    if (at::GradMode::is_enabled()) return differentiable_gradients(saved[0], saved[1], output_grads[0]);
+    if (at::GradMode::is_enabled() || !is_plain(output_grads[0]))
+      return differentiable_gradients(saved[0], saved[1], output_grads[0]);
     // A packer may have given them back in another order.
     const at::Tensor gate = saved[0].contiguous(), up = saved[1].contiguous();
     const at::Tensor grad = output_grads[0].contiguous();

@@ -177,6 +177,26 @@ TEST(Product, HasTheSameBitsInAnyNumberOfParts) {
       }
 }
 
+TEST(Product, HasAPartForEachThreadWhereItHasSoManyBlocks) {
+  const auto parts = [](std::size_t rows, std::size_t columns, std::size_t threads,
+                        bool is_transposed = false) {
+    return product_parts({.left = {.is_transposed = is_transposed},
+                          .right = {},
+                          .rows = rows,
+                          .columns = columns,
+                          .terms = 32},
+                         threads);
+  };
+  EXPECT_EQ(parts(32, 1024, 64), 32u);
+  EXPECT_EQ(parts(32, 768, 32), 24u);
+  EXPECT_EQ(parts(64, 992, 32), 31u);
+  EXPECT_EQ(parts(992, 64, 32), 31u);
+  EXPECT_EQ(parts(1024, 576, 2), 2u);
+  EXPECT_EQ(parts(1024, 32, 64, /*is_transposed=*/true), 32u);
+  EXPECT_EQ(parts(32, 1024, 64, /*is_transposed=*/true), 32u);
+  EXPECT_EQ(parts(1, 1, 8), 1u);
+}
+
 TEST(Product, ANaNReachesItsRowAndNoOther) {
   for (const KernelTable& table : tables_with_products()) {
     const Sizes sizes{50, 40, 70};

@@ -158,25 +158,33 @@ TEST(NarrowConvolution, HasTheSameBitsEachTime) {
   }
 }
 
-// 4,000 images whose matrix of windows is 72 MiB: it is made of some of them at a time.
-TEST(NarrowConvolution, OfManyImagesIsThatOfSomeAtATime) {
-  const Case many{.what = "", .input = {4000, 64, 4, 4}, .weight = {8, 64, 3, 3}};
-  const Tensors given = tensors_of(many, at::kBFloat16);
-  const Result all = result_of(many, given.to(at::kBFloat16), true);
-  at::Tensor weight_grad;
-  for (int64_t first = 0; first < 4000; first += 1000) {
-    const Tensors part{
-        given.input.narrow(0, first, 1000), given.weight, {}, given.output_weights.narrow(0, first, 1000)};
-    const Result some = result_of(many, part.to(at::kBFloat16), true);
-    for (std::size_t i = 0; i < 2; ++i)
-      EXPECT_TRUE(at::equal(all.tensors[i].narrow(0, first, 1000), some.tensors[i]));
-    const at::Tensor grad = some.tensors[2].to(at::kDouble);
-    weight_grad = weight_grad.defined() ? weight_grad + grad : grad;
+// Their matrix of windows would have more than 128 MiB; in parts of it a sum of weights would be rounded more
+// than once.
+TEST(NarrowConvolution, OfVeryManyImagesIsLibTorchs) {
+  for (const int64_t images : {1000, 7300}) {
+    const AutocastScope scope(at::kBFloat16, OpPolicy::standard(), kLowProducts);
+    const at::Tensor weight = at::randn({8, 64, 3, 3}).requires_grad_();
+    const at::Tensor output = at::conv2d(at::randn({images, 64, 4, 4}), weight, {}, 1, 1);
+    EXPECT_EQ(output.grad_fn()->name().find("NarrowConvolution") != std::string::npos, images == 1000);
   }
-  // Each part of the sum was rounded, here and there: the parts' halves of a unit are at most two of a sum
-  // of four random ones, twice their size.
-  EXPECT_LE(((all.tensors[2].to(at::kDouble) - weight_grad).norm() / weight_grad.norm()).item<double>(),
-            0x1p-8);
+}
+
+// Views whose numbers are not those in memory, and gradients that have no memory.
+TEST(NarrowConvolution, OfOtherTensorsIsRight) {
+  const Case& of = kCases[0];
+  const Tensors given = tensors_of(of, at::kBFloat16);
+  const AutocastScope scope(at::kBFloat16, OpPolicy::standard(), kLowProducts);
+  const auto run = [&](const at::Tensor& input, const at::Tensor& grad) {
+    const at::Tensor leaf = given.weight.detach().requires_grad_();
+    const at::Tensor output = at::conv2d(input, leaf, {}, of.stride, of.padding, of.dilation);
+    return torch::autograd::grad({output}, {leaf}, {grad})[0];
+  };
+  const at::Tensor expected = run(given.input, given.output_weights);
+  EXPECT_TRUE(at::equal(run(at::_neg_view(given.input), given.output_weights), -expected));
+  EXPECT_TRUE(at::equal(run(given.input, at::_neg_view(given.output_weights)), -expected));
+  const at::Tensor zero =
+      at::_efficientzerotensor(given.output_weights.sizes(), given.output_weights.options());
+  EXPECT_EQ(run(given.input, zero).abs().max().item<float>(), 0);
 }
 
 TEST(NarrowConvolution, KeepsWhatLibTorchsKeepsAndNoMatrixOfWindows) {
@@ -196,6 +204,24 @@ TEST(NarrowConvolution, KeepsWhatLibTorchsKeepsAndNoMatrixOfWindows) {
     return bytes.live();
   };
   EXPECT_LE(kept(true), kept(false));
+}
+
+TEST(NarrowConvolution, BehindASiluItKeepsWhatTheSiluKeepsAlready) {
+  const at::Tensor x = at::randn({20, 64, 4, 4}).to(at::kBFloat16);
+  const at::Tensor first = at::randn({64, 64, 3, 3}).to(at::kBFloat16).requires_grad_(),
+                   second = first.detach().clone().requires_grad_();
+  const auto kept = [&](bool repeat) {
+    AutocastOptions options = kLowProducts;
+    options.repeat_outputs = repeat;
+    const LiveBytes bytes;
+    at::Tensor output;
+    {
+      const AutocastScope scope(at::kBFloat16, OpPolicy::standard(), options);
+      output = at::conv2d(at::silu(at::conv2d(x, first, {}, 1, 1)), second, {}, 1, 1);
+    }
+    return bytes.live();
+  };
+  EXPECT_EQ(kept(false) - kept(true), static_cast<int64_t>(x.nbytes()));
 }
 
 TEST(NarrowConvolution, CanBeDifferentiatedTwice) {
