@@ -162,7 +162,13 @@ std::string names_of(std::span<const NamedShare> named) {
 /// As a person asks for it: a result that was cast where it was made is that operation's.
 std::string operation_of(const CulpritRecord& culprit) {
   const bool casts = culprit.op == "_to_copy" || culprit.op == "to" || culprit.op == "copy_";
-  return casts && !culprit.inside.empty() ? culprit.inside : culprit.op;
+  // Rules are for what the program calls: where a processor has instructions for the type, a product is made
+  // by another operation inside.
+  constexpr std::string_view kProducts[] = {"addmm", "bmm", "linear", "matmul", "mm"};
+  constexpr std::string_view kPieces[] = {"addmm", "baddbmm", "bmm", "mm", "halfstep::product"};
+  const bool is_piece = std::ranges::find(kProducts, culprit.inside) != std::end(kProducts) &&
+                        std::ranges::find(kPieces, culprit.op) != std::end(kPieces);
+  return is_piece || (casts && !culprit.inside.empty()) ? culprit.inside : culprit.op;
 }
 
 /// "in h.0.mlp", "after h.0.mlp"; with a space before it, and empty where nothing is known.

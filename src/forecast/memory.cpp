@@ -162,6 +162,10 @@ RankMemory memory_per_rank(const ModelShape& shape, const PrecisionPlan& precisi
   loss.name = "the loss is computed";
   loss.activation = before_head + (is_full ? 8 : is_emulated ? 6 : 2) * n.logits;
   if (is_emulated) loss.activation += 4 * n.tokens * n.width;
+  // A CPU computes the loss of low logits in FP32, a chunk of rows at a time.
+  constexpr double kChunkElements = 1 << 18;
+  if (!is_full && !is_emulated && device.swiglu_in_one_pass)
+    loss.other = 4 * std::min(n.logits, kChunkElements);
 
   // The gradient of low logits is written in their place; those of FP32 ones and of their logarithms are both
   // there for a moment.

@@ -208,7 +208,7 @@ struct ForwardMemory {
   float *logits, *mask, *factors, *output;
   std::size_t bytes;
   ForwardMemory(const AttentionCall& call, void* memory) {
-    const std::size_t keys_up = blocks_of(call.keys) * kBlock, most = kForwardKeys * kBlock;
+    const std::size_t keys_up = blocks_of(call.keys) * kBlock, most = smaller(kForwardKeys * kBlock, keys_up);
     Pieces pieces{static_cast<char*>(memory)};
     keys = pieces.take<Code>(keys_up * summed_size(call));
     values = pieces.take<Code>(keys_up * result_size(call));
@@ -371,7 +371,7 @@ struct BackwardMemory {
   // Of all queries of a head.
   Code *queries_across, *grads_across, *query_pairs, *grad_pairs;
   float *tops, *log_sums, *along, *query_sums;
-  // Of kBackwardKeys by kBackwardQueries blocks: as left operands, and as pairs of keys.
+  // Of at most kBackwardKeys by kBackwardQueries blocks: as left operands, and as pairs of keys.
   Code *p, *of_logits, *of_logits_pairs;
   // Of a block.
   float *logits, *of_p, *mask, *factors;
@@ -383,7 +383,7 @@ struct BackwardMemory {
     Pieces pieces{static_cast<char*>(memory)};
     for (float** each : {&logits, &of_p, &mask, &factors}) *each = pieces.take<float>(kBlock * kBlock);
     for (Code** each : {&p, &of_logits, &of_logits_pairs})
-      *each = pieces.take<Code>(kBackwardKeys * kBackwardQueries * kBlock * kBlock);
+      *each = pieces.take<Code>(smaller(kBackwardKeys * kBlock, keys_up) * kBackwardQueries * kBlock);
     for (Code** each : {&keys, &values}) *each = pieces.take<Code>(keys_up * size);
     keys_transposed = pieces.take<Code>(keys_up * out_size);
     for (float** each : {&key_sums, &value_sums}) *each = pieces.take<float>(keys_up * out_size);
