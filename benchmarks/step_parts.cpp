@@ -28,7 +28,7 @@ using at::Tensor;
 using Json = nlohmann::ordered_json;
 
 bool is_product(const std::string& op) {
-  return op == "aten::mm" || op == "aten::addmm" || op == "aten::bmm";
+  return op == "aten::mm" || op == "aten::addmm" || op == "aten::bmm" || op == "halfstep::product";
 }
 
 /// Operations that only pass a conversion on.
@@ -43,7 +43,13 @@ struct Product {
   std::vector<Tensor> operands;
 
   void run() const {
-    if (op == "aten::mm") {
+    if (op == "halfstep::product") {
+      static const auto product =
+          c10::Dispatcher::singleton()
+              .findSchemaOrThrow("halfstep::product", "")
+              .typed<Tensor(const Tensor&, const Tensor&, const std::optional<Tensor>&)>();
+      product.call(operands[0], operands[1], operands.size() > 2 ? std::optional(operands[2]) : std::nullopt);
+    } else if (op == "aten::mm") {
       at::mm(operands[0], operands[1]);
     } else if (op == "aten::bmm") {
       at::bmm(operands[0], operands[1]);

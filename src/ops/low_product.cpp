@@ -28,8 +28,9 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// Rows, columns and terms of which LibTorch's product is not slower, as where a model generates.
-constexpr int64_t kFewest = 32;
+/// Of which LibTorch's product is not slower: few rows, as in a step of a recurrent layer or where a model
+/// generates, are multiplied before the matrix is copied.
+constexpr int64_t kFewestRows = 128, kFewest = 32;
 
 bool has_dense_rows(const at::Tensor& matrix) { return matrix.stride(1) == 1 || matrix.size(1) == 1; }
 
@@ -132,7 +133,7 @@ std::optional<Call> call_of(const at::Tensor& input, const at::Tensor& matrix,
       input.size(-1) != matrix.size(0))
     return std::nullopt;
   const int64_t terms = matrix.size(0), columns = matrix.size(1);
-  if (terms < kFewest || columns < kFewest || input.numel() / terms < kFewest) return std::nullopt;
+  if (terms < kFewest || columns < kFewest || input.numel() / terms < kFewestRows) return std::nullopt;
   if (bias) {
     if (!is_operand(*bias) || bias->dim() != 1 || (bias->size(0) != columns && bias->size(0) != 1))
       return std::nullopt;

@@ -29,14 +29,14 @@ struct Way {
 std::vector<Way> ways() {
   at::manual_seed(4);
   const auto low = [](at::IntArrayRef sizes) { return at::randn(sizes).to(at::kBFloat16); };
-  const at::Tensor x = low({70, 96}), weight = low({45, 96}), bias = low({45});
+  const at::Tensor x = low({150, 96}), weight = low({45, 96}), bias = low({45});
   return {
       {"linear", {x, weight, bias}, [](const Tensors& t) { return at::linear(t[0], t[1], t[2]); }},
       {"linear of texts",
-       {low({3, 40, 96}), weight},
+       {low({3, 50, 96}), weight},
        [](const Tensors& t) { return at::linear(t[0], t[1]); }},
       {"linear of rows across memory",
-       {low({96, 70}), weight},
+       {low({96, 150}), weight},
        [](const Tensors& t) { return at::linear(t[0].t(), t[1]); }},
       {"addmm", {x, low({96, 45}), bias}, [](const Tensors& t) { return at::addmm(t[2], t[0], t[1]); }},
       {"addmm of a transpose",
@@ -47,7 +47,7 @@ std::vector<Way> ways() {
        {low({2, 5, 20, 96}), low({96, 64})},
        [](const Tensors& t) { return at::matmul(t[0], t[1]); }},
       {"part of a matrix",
-       {low({70, 200}), weight},
+       {low({150, 200}), weight},
        [](const Tensors& t) { return at::linear(t[0].narrow(1, 7, 96), t[1]); }},
   };
 }
@@ -71,7 +71,7 @@ Tensors results_of(const Way& way, at::ScalarType type, bool in_scope, bool of_m
   return results;
 }
 
-// The bound of tests/kernels/product_test.cpp; no sum here has more than 128 terms. A bias's gradient is
+// The bound of tests/kernels/product_test.cpp; no sum here has more than 200 terms. A bias's gradient is
 // LibTorch's sum.
 TEST_F(LowProduct, AndItsGradientsAreFp64sRoundedOnce) {
   for (const Way& way : ways()) {
@@ -102,7 +102,7 @@ TEST_F(LowProduct, TakesTheseAndLeavesOthersToLibTorch) {
       leaves.push_back(input.detach().to(at::kFloat).requires_grad_());
     EXPECT_TRUE(is_ours(way.run(leaves))) << way.what;
   }
-  const at::Tensor x = at::randn({64, 64}).requires_grad_(), few = at::randn({8, 64}).requires_grad_();
+  const at::Tensor x = at::randn({128, 128}).requires_grad_(), few = at::randn({100, 128}).requires_grad_();
   EXPECT_FALSE(is_ours(at::mm(few, x))) << "few rows";
   EXPECT_FALSE(is_ours(at::mm(x.to(at::kDouble), x.to(at::kDouble))));
   EXPECT_FALSE(is_ours(at::addmm(x, x, x))) << "a matrix added";
@@ -162,7 +162,7 @@ TEST_F(LowProduct, KeepsWhatLibTorchsKeeps) {
 
 TEST_F(LowProduct, OutputsMayBeWrittenTo) {
   const AutocastScope scope(at::kBFloat16);
-  const at::Tensor x = at::randn({2, 40, 64}).requires_grad_(), weight = at::randn({64, 64}).requires_grad_();
+  const at::Tensor x = at::randn({2, 70, 64}).requires_grad_(), weight = at::randn({64, 64}).requires_grad_();
   at::linear(x, weight).mul_(2).add_(1).view({-1}).sum().backward();
   EXPECT_TRUE(weight.grad().defined());
 }
