@@ -33,8 +33,10 @@ at::Tensor without_mask(const at::Tensor& logits) {
   if (!logits.defined() || !logits.is_floating_point()) return logits;
   constexpr double kMask = -traits(Format::FP16).max / 2;
   const diagnose::Aside aside;
-  // A copy of the logits of a loss may be the largest tensor of a step.
-  if (logits.numel() == 0 || !(logits.detach().amin().item<double>() <= kMask)) return logits;
+  // A copy of the logits of a loss may be the largest tensor of a step. An accelerator makes one rather than
+  // have the program wait for the least of them.
+  if (logits.is_cpu() && (logits.numel() == 0 || !(logits.detach().amin().item<double>() <= kMask)))
+    return logits;
   return logits.detach().masked_fill(logits <= kMask, -std::numeric_limits<double>::infinity());
 }
 
