@@ -98,11 +98,7 @@ class PolicyKernel final : public c10::OperatorKernel {
     const ActivePolicy* policy = active_policy();
     if (!policy) return run_stock(op, keys, stack);
     const OpRule rule = policy->ops.rule_of_row(row_);
-    if (!own_.empty()) {
-      const OpContext context = own_context();
-      const OwnOp* const own = own_that_takes(arguments(stack), rule, context, /*of_cast_arguments=*/false);
-      if (own) return run_own(*own, stack, context);
-    }
+    if (ran_own(stack, rule, /*of_cast_arguments=*/false)) return;
     switch (rule) {
       case OpRule::Stock:
         return run_stock_without_cache(op, keys, stack);
@@ -141,23 +137,24 @@ class PolicyKernel final : public c10::OperatorKernel {
     run_stock(op, keys, stack);
   }
 
-  OpContext own_context() const {
-    const ActivePolicy* const policy = active_policy();
-    return {.low = at::autocast::get_autocast_dtype(device_),
-            .quant = policy->quant.get(),
-            .products_in_fp32 = policy->products_in_fp32};
-  }
-
-  /// Null where LibTorch computes this call.
-  const OwnOp* own_that_takes(Arguments given, OpRule rule, const OpContext& context,
-                              bool of_cast_arguments) const {
+  /// Whether an operation of our own took this call; else it is LibTorch's to compute.
+  bool ran_own(Stack* stack, OpRule rule, bool of_cast_arguments) const {
     // LibTorch's transforms take no nodes that are written in C++.
-    if (c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode))
-      return nullptr;
-    for (const OwnOp* own : own_)
-      if (own->rule == rule && own->of_cast_arguments == of_cast_arguments && own->takes(given, context))
-        return own;
-    return nullptr;
+    if (own_.empty() ||
+        c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode))
+      return false;
+    const ActivePolicy* const policy = active_policy();
+    const OpContext context{.low = at::autocast::get_autocast_dtype(device_),
+                            .quant = policy->quant.get(),
+                            .products_in_fp32 = policy->products_in_fp32};
+    for (const OwnOp* own : own_) {
+      if (own->rule != rule || own->of_cast_arguments != of_cast_arguments ||
+          !own->takes(arguments(stack), context))
+        continue;
+      run_own(*own, stack, context);
+      return true;
+    }
+    return false;
   }
 
   /// The operation as Halfstep computes it.
@@ -193,11 +190,10 @@ class PolicyKernel final : public c10::OperatorKernel {
     const FloatingArguments floats = floating_arguments(given, device_);
     refuse_unscaled(op, floats, low);
     if (floats.any_fp64) return op.redispatchBoxed(keys & keys_below_, stack);
-    if (active_policy()->fp32_without_instructions)
-      return run_cast(op, keys, stack, at::kFloat, OpRule::AsIs);
+    if (active_policy()->fp32_without_instructions) return run_cast(op, keys, stack, at::kFloat);
     if (lstm_state_ != kNone && is_for_lstm_kernel(given)) {
       // To LibTorch's kernel, whose row casts the weights; for FP16 input it would not be taken.
-      if (!lstm_kernel_takes(low)) return run_cast(op, keys, stack, at::kFloat, OpRule::AsIs);
+      if (!lstm_kernel_takes(low)) return run_cast(op, keys, stack, at::kFloat);
     } else {
       if (lstm_state_ != kNone) keep_c_in_fp32_(given);
       if (steps_of(given) <= kMostStepsOfOneCast)
@@ -241,7 +237,7 @@ class PolicyKernel final : public c10::OperatorKernel {
   void run_lstm_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack,
                        at::ScalarType low) const {
     if (!lstm_kernel_takes(low) || active_policy()->fp32_without_instructions)
-      return run_cast(op, keys, stack, at::kFloat, OpRule::Low);
+      return run_cast(op, keys, stack, at::kFloat);
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(autocast_key(device_));
     constexpr std::size_t kC = 6;  // after input, four weights and h
     cast_arguments_(arguments(stack).first(kC), device_, low);
@@ -258,10 +254,10 @@ class PolicyKernel final : public c10::OperatorKernel {
     if (floats.any_fp64) return op.redispatchBoxed(keys & keys_below_, stack);
     if (is_lstm_kernel_) return run_lstm_kernel(op, keys, stack, low);
     if (is_convolution_ && active_policy()->fp32_without_instructions)
-      return run_cast(op, keys, stack, at::kFloat, OpRule::Low, /*of_low_operation=*/true);
+      return run_cast(op, keys, stack, at::kFloat, /*of_low_operation=*/true);
     if (is_one_product_ && active_policy()->products_in_fp32 && floats.widest)
       return run_product_in_fp32(op, keys, stack, low);
-    run_cast(op, keys, stack, low, OpRule::Low);
+    run_cast(op, keys, stack, low);
   }
 
   /// A product of many matrices, or of rows with one matrix, copies an operand whose batches do not lie one
@@ -303,7 +299,7 @@ class PolicyKernel final : public c10::OperatorKernel {
     if (caller_chose) return op.redispatchBoxed(keys & keys_below_, stack);
     if (is_binary_cross_entropy_) refuse_low_probabilities(arguments(stack)[0].toTensor());
     refuse_unscaled(op, floating_arguments(arguments(stack), device_), at::kFloat);
-    run_cast(op, keys, stack, at::kFloat, OpRule::Fp32);
+    run_cast(op, keys, stack, at::kFloat);
   }
 
   /// The type of the probability decides, not that of the operation: FP32 arithmetic cannot bring back what
@@ -344,22 +340,12 @@ class PolicyKernel final : public c10::OperatorKernel {
     const FloatingArguments floats = floating_arguments(arguments(stack), device_);
     const at::ScalarType widest = floats.widest.value_or(at::kFloat);
     if (!floats.all_alike) refuse_unscaled(op, floats, widest);
-    run_cast(op, keys, stack, widest, OpRule::Promote);
+    run_cast(op, keys, stack, widest);
   }
 
-  void run_after_casts(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack,
-                       OpRule rule) const {
-    if (!own_.empty()) {
-      const OpContext context = own_context();
-      const OwnOp* const own = own_that_takes(arguments(stack), rule, context, /*of_cast_arguments=*/true);
-      if (own) return run_own(*own, stack, context);
-    }
-    op.redispatchBoxed(keys & keys_below_, stack);
-  }
-
-  /// `of_low_operation`: as RepeatedUpcasts has it. `rule` is the one that is followed.
+  /// `of_low_operation`: as RepeatedUpcasts has it.
   void run_cast(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack, at::ScalarType to,
-                OpRule rule, bool of_low_operation = false) const {
+                bool of_low_operation = false) const {
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(autocast_key(device_));
     if (is_cheap_to_repeat_) return run_cheap_cast(op, keys, stack, to);
     const auto originals = statistics_.tensors(arguments(stack));
@@ -375,7 +361,8 @@ class PolicyKernel final : public c10::OperatorKernel {
     {
       const RepeatedOutput repeated_output(std::move(noted), arguments(stack));
       const RepeatedUpcasts repeated(std::move(upcasts), of_low_operation);
-      run_after_casts(op, keys, stack, rule);
+      if (!ran_own(stack, active_policy()->ops.rule_of_row(row_), /*of_cast_arguments=*/true))
+        op.redispatchBoxed(keys & keys_below_, stack);
     }
     RunningStatistics::write_back(originals, copies);
   }
