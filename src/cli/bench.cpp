@@ -100,7 +100,7 @@ forecast::Device calibrated(const Ranks& ranks) {
                           .fp16_flops = product_flops(at::kHalf),
                           .products_in_fp32 = precision_support(at::kBFloat16).support != Support::Native,
                           .swiglu_in_one_pass = true,
-                          .sums_whole = true,
+                          .exchanges_by_gloo = true,
                           .ranks_per_node = ranks.size()};
   // A recipe decodes its operands and multiplies in the type around it (docs/recipes.md).
   device.fp8_flops = device.fp4_flops = device.bf16_flops;

@@ -134,7 +134,7 @@ const std::vector<Device>& all_devices() {
                    .bf16_peak_flops = 0,
                    .products_in_fp32 = true,
                    .swiglu_in_one_pass = true,
-                   .sums_whole = true,
+                   .exchanges_by_gloo = true,
                    .ranks_per_node = 2,
                    .seconds_per_collective = 0,
                    .within_node = {.bytes_per_second = 0.67 * kGiga, .seconds_per_hop = 37 * kMicro},
@@ -201,7 +201,7 @@ Device read_device(std::string_view json, const std::string& where) {
   Device device;
   for (const auto& [key, value] : place.fields()) {
     bool is_known = key == "name" || key == "products_in_fp32" || key == "swiglu_in_one_pass" ||
-                    key == "sums_whole" || key == "ranks_per_node" || key == "sources";
+                    key == "exchanges_by_gloo" || key == "ranks_per_node" || key == "sources";
     for (const auto& [known, field] : kNumbers) is_known |= key == known;
     for (const auto& [known, link, field] : kLinkNumbers) is_known |= key == known;
     HALFSTEP_CHECK(is_known, where, ": the key ", in_quotes(key), " is not known to this Halfstep.");
@@ -210,7 +210,7 @@ Device read_device(std::string_view json, const std::string& where) {
   for (const auto& [key, link, field] : kLinkNumbers) device.*link.*field = place.at(key).number();
   device.name = place.at("name").text();
   device.products_in_fp32 = place.at("products_in_fp32").truth();
-  device.sums_whole = place.at("sums_whole").truth(/*absent=*/false);
+  device.exchanges_by_gloo = place.at("exchanges_by_gloo").truth(/*absent=*/false);
   device.swiglu_in_one_pass = place.at("swiglu_in_one_pass").truth(/*absent=*/false);
   device.ranks_per_node = place.at("ranks_per_node").size(int64_t{1} << 20);
   for (const files::JsonPlace& source : place.at("sources").elements())
@@ -226,7 +226,7 @@ std::string to_json(const Device& device) {
   for (const auto& [key, field] : kNumbers) file[key] = device.*field;
   file["products_in_fp32"] = device.products_in_fp32;
   file["swiglu_in_one_pass"] = device.swiglu_in_one_pass;
-  file["sums_whole"] = device.sums_whole;
+  file["exchanges_by_gloo"] = device.exchanges_by_gloo;
   file["ranks_per_node"] = device.ranks_per_node;
   for (const auto& [key, link, field] : kLinkNumbers) file[key] = device.*link.*field;
   file["sources"] = device.sources;

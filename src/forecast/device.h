@@ -35,8 +35,9 @@ struct Device {
   bool products_in_fp32 = false;
   /// SwiGLU keeps its two factors and nothing else: Halfstep's pass over BF16 and FP16 is for CPUs.
   bool swiglu_in_one_pass = false;
-  /// Ranks that keep a part of a sum get all of it: Gloo's sums in parts are slower.
-  bool sums_whole = false;
+  /// Ranks that keep a part of a sum get all of it, because Gloo's sums in parts are slower; and what Gloo
+  /// gathers arrives in a copy.
+  bool exchanges_by_gloo = false;
   int64_t ranks_per_node = 1;
   double seconds_per_collective = 0;  ///< to begin one
   Link within_node{}, between_nodes{};

@@ -95,6 +95,7 @@ struct Sums {
   double kept = 0;      ///< from step to step
   double in_block = 0;  ///< more in the backward of a block
   double at_end = 0;    ///< more when the last ones travel
+  double last = 0;      ///< of these, what is there only once the last gradients are complete
 };
 
 Sums sums_of(const ModelShape& shape, const Arrangement& arrangement, const Sizes& n) {
@@ -111,7 +112,8 @@ Sums sums_of(const ModelShape& shape, const Arrangement& arrangement, const Size
   const double head = shape.is_tied ? 0 : 4 * n.embedding;
   return {.kept = 4 * part,
           .in_block = 4 * n.block + block_traffic + head,
-          .at_end = 4 * n.outer + block_traffic};
+          .at_end = 4 * n.outer + block_traffic,
+          .last = 4 * n.outer};
 }
 
 }  // namespace
@@ -124,6 +126,9 @@ RankMemory memory_per_rank(const ModelShape& shape, const PrecisionPlan& precisi
   const double working_bytes = precision.working_bytes();
   const double states = arrangement.shards(Sharding::States) ? n.all / ranks : n.all;
   const bool comes_and_goes = arrangement.shards(Sharding::Weights);
+  // The largest that is gathered at once is the embedding or a block.
+  const double copy_of_gathered =
+      device.exchanges_by_gloo && arrangement.ranks > 1 ? working_bytes * std::max(n.embedding, n.block) : 0;
   double gathered = comes_and_goes ? working_bytes * (n.outer + std::min(2.0, n.layers) * n.block) : 0;
   // The codes of all ranks' parts of the block that comes, and of this rank's.
   if (arrangement.gathers_packed())
@@ -149,6 +154,10 @@ RankMemory memory_per_rank(const ModelShape& shape, const PrecisionPlan& precisi
   const double of_blocks = n.layers * (arrangement.recomputes_blocks ? stream : kept);
   const double before_head = of_blocks + kept_of_last_norm(shape, precision, n);
 
+  Moment arrival = in_step;
+  arrival.name = "weights arrive";
+  if (comes_and_goes) arrival.working += copy_of_gathered;
+
   // The head's product. Low logits are kept for the loss alone, FP32 ones with their logarithms.
   Moment product = in_step;
   product.name = "the head multiplies";
@@ -162,10 +171,10 @@ RankMemory memory_per_rank(const ModelShape& shape, const PrecisionPlan& precisi
   loss.name = "the loss is computed";
   loss.activation = before_head + (is_full ? 8 : is_emulated ? 6 : 2) * n.logits;
   if (is_emulated) loss.activation += 4 * n.tokens * n.width;
-  // A CPU computes the loss of low logits in FP32, a chunk of rows at a time.
+  // A CPU computes the loss of low logits in FP32, some rows at a time.
   constexpr double kChunkElements = 1 << 18;
   if (!is_full && !is_emulated && device.swiglu_in_one_pass)
-    loss.other = 4 * std::min(n.logits, kChunkElements);
+    loss.activation += 4 * std::min(n.logits, kChunkElements);
 
   // The gradient of low logits is written in their place; those of FP32 ones and of their logarithms are both
   // there for a moment.
@@ -188,10 +197,14 @@ RankMemory memory_per_rank(const ModelShape& shape, const PrecisionPlan& precisi
   Moment end = in_step;
   end.name = "backward ends";
   end.cast_cache = 0;
+  if (comes_and_goes && n.layers > 1) end.working -= working_bytes * n.block;  // none is on its way any more
   // The two parts of a tied embedding's gradient, and their sum; what comes from a cast is added in place.
   const double embedding_copies = !shape.is_tied ? 0 : casts_weights ? 1 : 2;
-  end.gradient += arrangement.has_sums() ? sums.at_end + working_bytes * n.embedding * (1 + embedding_copies)
-                                         : working_bytes * (n.all + embedding_copies * n.embedding);
+  // The parts are gone before the last sums of a rank that keeps a part are made.
+  const double passing_embeddings = working_bytes * n.embedding * (1 + embedding_copies);
+  end.gradient += arrangement.has_sums()
+                      ? sums.at_end + std::max(passing_embeddings - sums.last, working_bytes * n.embedding)
+                      : working_bytes * (n.all + embedding_copies * n.embedding);
 
   Moment update = idle;
   update.name = "the weights are updated";
@@ -199,10 +212,11 @@ RankMemory memory_per_rank(const ModelShape& shape, const PrecisionPlan& precisi
   // Copies of the two groups that are on their way, of which one may be the embedding.
   constexpr double kGroupElements = 25.0 * (1 << 20) / 4;
   if (arrangement.shards(Sharding::States) && !comes_and_goes)
-    update.working += working_bytes * std::min(n.all, n.embedding + kGroupElements) / ranks;
+    update.working +=
+        working_bytes * std::min(n.all, n.embedding + kGroupElements) / ranks + copy_of_gathered;
 
   RankMemory found;
-  for (const Moment& moment : {product, loss, head, block, end, update}) {
+  for (const Moment& moment : {arrival, product, loss, head, block, end, update}) {
     const MemoryAmounts amounts = moment.amounts();
     for (std::size_t c = 0; c < kMemoryClassCount; ++c)
       found.class_peaks.by_class[c] = std::max(found.class_peaks.by_class[c], amounts.by_class[c]);

@@ -158,7 +158,7 @@ class Exchange {
   }
   /// Of which each rank needs its part.
   double sum(double elements) const {
-    if (device_.sums_whole) return whole_sum(elements);
+    if (device_.exchanges_by_gloo) return whole_sum(elements);
     return seconds(Collective::ReduceScatter, static_cast<double>(arrangement_.summed_bytes) * elements);
   }
   double gather(double elements) const {

@@ -97,7 +97,7 @@ TEST(StepTime, PartsOfWholeSumsTakeTheTimeOfWholeSums) {
     return step_time(shape, precision_plan("bf16"), arrangement, device).exchanged;
   };
   const double in_parts = exchanged();
-  device.sums_whole = true;
+  device.exchanges_by_gloo = true;
   // Twice the 4 bytes of each parameter's sum, of which 7 in 8 travel.
   const double more =
       4.0 * static_cast<double>(shape.parameters()) * 7 / 8 / device.within_node.bytes_per_second;
