@@ -519,7 +519,6 @@ void RunFolder::finish_saves(int64_t step) {
 }
 
 void RunFolder::save_last(const Checkpoint& checkpoint) {
-  if (only_reads_ && !shards_.are_there()) return;
   constexpr std::array<double, 5> kPauses = {0.2, 0.5, 1, 2, 4};
   ending_ = true;
   for (size_t attempt = 0;; ++attempt) {

@@ -294,7 +294,7 @@ class Trainer::Impl::Run {
     }
     write_trace_if_due();
     folder_.look_after_saves(told_step_);
-    if ((save_is_due || is_new_best()) && (is_first() || training_.is_sharded())) save();
+    if ((save_is_due || is_new_best()) && has_a_part_to_save()) save();
     folder_.write_status("training", latest_ ? &*latest_ : nullptr, /*at_once=*/false);
     return std::nullopt;
   }
@@ -425,6 +425,9 @@ class Trainer::Impl::Run {
 
   bool is_new_best() const { return config_.checkpoint.keep_best && training_.is_best_at(step_); }
 
+  /// Of equal ranks the first saves, and no other makes the copy of a checkpoint.
+  bool has_a_part_to_save() const { return is_first() || training_.is_sharded(); }
+
   void save() {
     watchdog_.now(detail::concat("saving step ", step_));
     folder_.save(training_.checkpoint(step_));
@@ -436,7 +439,7 @@ class Trainer::Impl::Run {
     folder_.write_status("saving", latest_ ? &*latest_ : nullptr, /*at_once=*/true);
     folder_.finish_saves(step_);
     tried_last_save_ = true;
-    if (step_ > folder_.saved_step()) folder_.save_last(training_.checkpoint(step_));
+    if (step_ > folder_.saved_step() && has_a_part_to_save()) folder_.save_last(training_.checkpoint(step_));
   }
 
   /// Stops, or goes back to a checkpoint from before the trouble. Nothing is saved: what this state knows

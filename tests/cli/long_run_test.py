@@ -29,8 +29,11 @@ class Run:
         environment = dict(os.environ)
         if fault:
             environment.update(LD_PRELOAD=SHIM, HALFSTEP_FAULT=fault)
+        self.errors = tempfile.TemporaryFile("w+")
+        case.addCleanup(self.errors.close)
         self.process = subprocess.Popen([*wrapper, PROGRAM, *self.arguments], stdout=subprocess.PIPE,
-                                        stderr=subprocess.PIPE, text=True, env=environment)
+                                        stderr=self.errors, text=True, env=environment)
+        case.addCleanup(self.process.stdout.close)
 
     def until(self, kind, step):
         """Reads what it prints until a record of that kind with at least this step."""
@@ -38,12 +41,15 @@ class Run:
             record = json.loads(line)
             if record["kind"] == kind and record["step"] >= step:
                 return record
-        raise AssertionError(f"ended before {kind} {step}: {self.process.communicate()[1]}")
+        raise AssertionError(f"ended before {kind} {step}: {self.end()[1]}")
 
     def end(self):
         """Exit code, standard error, and the records that were left."""
-        out, err = self.process.communicate(timeout=120)
-        return self.process.returncode, err, [json.loads(line) for line in out.splitlines()]
+        # By the same reader as before: communicate() would lose the half of a line that it holds.
+        records = [json.loads(line) for line in self.process.stdout]
+        self.process.wait(timeout=120)
+        self.errors.seek(0)
+        return self.process.returncode, self.errors.read(), records
 
 
 class LongRun(unittest.TestCase):
