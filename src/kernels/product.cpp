@@ -7,11 +7,12 @@ namespace {
 
 std::size_t blocks_of(std::size_t count) { return (count + kProductBlock - 1) / kProductBlock; }
 
-/// A transposed left operand is copied by the rows, any other right one by the columns: who has its own rows,
-/// or columns, copies nothing that others copy too.
+/// Both operands are copied of a transposed left one: each thread has a share of the larger, and all of the
+/// smaller. Else the right one is, by the columns: who has its own columns copies nothing that others copy
+/// too.
 bool is_divided_by_rows(const ProductCall& call, std::size_t threads) {
   const std::size_t rows = blocks_of(call.rows), columns = blocks_of(call.columns);
-  if (call.left.is_transposed) return rows >= threads || rows >= columns;
+  if (call.left.is_transposed) return rows >= columns;
   return rows > columns && (columns < threads || columns % threads != 0);
 }
 

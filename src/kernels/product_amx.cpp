@@ -1,9 +1,9 @@
 // Products of BF16 with AMX's tiles.
 //
 // The right operand is copied into panels of 32 columns, tile by tile, as many at a time as stay in the
-// second-level cache; the left one is read where it lies, or copied likewise where it lies across or has
-// ragged ends. A block of the result is two tiles by two, whose sums stay in tiles; where a sum is long it is
-// put aside in FP32 in between.
+// second-level cache; the left one is read where it lies, or copied likewise where it lies across, has ragged
+// ends, or is used so often that the copy pays. A block of the result is two tiles by two, whose sums stay in
+// tiles; where a sum is long it is put aside in FP32 in between.
 #include "kernels/amx_tiles.h"
 #include "kernels/attention_vectors_avx512.h"
 #include "kernels/product.h"
@@ -23,6 +23,9 @@ constexpr std::size_t kMostRows = 4096;
 constexpr std::size_t kPanelCodes = std::size_t{1} << 20;
 /// Before a sum is put aside.
 constexpr std::size_t kMostTerms = 2048;
+/// Columns of a part, and terms, with which a copy of the left operand pays, whose tiles then come from
+/// memory in a row.
+constexpr std::size_t kColumnsThatPay = 768, kTermsThatPay = 1024;
 /// Results above are written past the caches, which they would clear.
 constexpr std::size_t kResultBytes = std::size_t{1} << 20;
 
@@ -42,7 +45,8 @@ struct Plan {
     if (columns < kBlock) columns = kBlock;
     columns = least(columns, up(part.columns));
     rows = puts_aside ? least(kMostRows, part.rows) : part.rows;
-    copies_left = call.left.is_transposed || call.terms % kBlock != 0;
+    copies_left = call.left.is_transposed || call.terms % kBlock != 0 ||
+                  (part.columns >= kColumnsThatPay && terms <= kTermsThatPay);
   }
 
   static std::size_t up(std::size_t count) { return (count + kBlock - 1) / kBlock * kBlock; }
@@ -52,6 +56,7 @@ struct Plan {
 struct Memory {
   Code *panels, *left;
   float* sums;
+  Code* waiting;  // results of kRowsTogether rows and a block's columns
   std::size_t bytes;
 
   Memory(const Plan& plan, void* memory) {
@@ -59,57 +64,75 @@ struct Memory {
     panels = pieces.take<Code>(plan.columns * plan.terms);
     left = pieces.take<Code>(kRowsTogether * plan.terms);  // ragged rows are copied in any case
     sums = pieces.take<float>(plan.puts_aside ? Plan::up(plan.rows) * plan.columns : kBlock * kBlock);
+    waiting = pieces.take<Code>(kRowsTogether * kBlock);
     bytes = pieces.taken;
   }
 };
 
-/// to[step][tile][row or column][32 terms], of 32 rows or columns of `from`, each with its terms side by
-/// side.
-void copy_rows(const Source& from, std::size_t first, std::size_t first_term, std::size_t terms, Code* to) {
-  for (std::size_t term = 0; term < terms; term += kBlock, to += kStep)
-    for (std::size_t i = 0; i < kBlock; ++i)
-      _mm512_store_si512(to + i * kBlock, from.load(first + i, first_term + term));
+/// to[block][step][two tiles of 16 rows][32 terms], of `count` rows, each with its terms side by side.
+void copy_rows(const Source& from, std::size_t first, std::size_t count, std::size_t first_term,
+               std::size_t terms, Code* to) {
+  for (std::size_t row = 0; row < Plan::up(count); ++row) {
+    Code* line = to + row / kBlock * kBlock * terms + row % kBlock * kBlock;
+    const Code* const ahead = from.codes + static_cast<std::ptrdiff_t>(first + row + 2) * from.row;
+    for (std::size_t term = first_term; term < first_term + terms; term += kBlock, line += kStep) {
+      _mm_prefetch(ahead + term, _MM_HINT_T0);
+      _mm512_store_si512(line, from.load(first + row, term));
+    }
+  }
 }
 
 /// Right tiles, [16 pairs of terms][16 columns], from columns whose terms lie side by side.
-void copy_across(const Source& from, std::size_t first, std::size_t first_term, std::size_t terms, Code* to) {
-  for (std::size_t term = 0; term < terms; term += kBlock)
-    for (std::size_t half = 0; half < 2; ++half, to += kTile) {
-      __m512i rows[16];
-      for (std::size_t i = 0; i < 16; ++i) rows[i] = from.load(first + half * 16 + i, first_term + term);
-      Avx512::transpose(rows);
-      for (std::size_t i = 0; i < 16; ++i) _mm512_store_si512(to + i * kBlock, rows[i]);
-    }
+void copy_across(const Source& from, std::size_t first, std::size_t term, Code* to) {
+  for (std::size_t half = 0; half < 2; ++half, to += kTile) {
+    __m512i rows[16];
+    for (std::size_t i = 0; i < 16; ++i) rows[i] = from.load(first + half * 16 + i, term);
+    Avx512::transpose(rows);
+    for (std::size_t i = 0; i < 16; ++i) _mm512_store_si512(to + i * kBlock, rows[i]);
+  }
 }
 
 /// Right tiles from terms whose columns lie side by side.
-void copy_pairs(const Source& from, std::size_t first, std::size_t first_term, std::size_t terms, Code* to) {
-  for (std::size_t term = 0; term < terms; term += kBlock, to += kStep)
-    for (std::size_t i = 0; i < 16; ++i) {
-      const __m512i even = from.load(first_term + term + 2 * i, first),
-                    odd = from.load(first_term + term + 2 * i + 1, first);
-      _mm512_store_si512(to + i * kBlock, low_pairs(even, odd));
-      _mm512_store_si512(to + kTile + i * kBlock, high_pairs(even, odd));
-    }
+void copy_pairs(const Source& from, std::size_t first, std::size_t term, Code* to) {
+  for (std::size_t i = 0; i < 16; ++i) {
+    const __m512i even = from.load(term + 2 * i, first), odd = from.load(term + 2 * i + 1, first);
+    _mm512_store_si512(to + i * kBlock, low_pairs(even, odd));
+    _mm512_store_si512(to + kTile + i * kBlock, high_pairs(even, odd));
+  }
 }
 
 /// Left tiles, [16 rows][32 terms], from terms whose rows lie side by side.
-void copy_transposed(const Source& from, std::size_t first, std::size_t first_term, std::size_t terms,
-                     Code* to) {
-  for (std::size_t term = 0; term < terms; term += kBlock, to += kStep) {
-    __m512i low[16], high[16];
-    for (std::size_t i = 0; i < 16; ++i) {
-      const __m512i even = from.load(first_term + term + 2 * i, first),
-                    odd = from.load(first_term + term + 2 * i + 1, first);
-      low[i] = low_pairs(even, odd);
-      high[i] = high_pairs(even, odd);
-    }
-    Avx512::transpose(low);
-    Avx512::transpose(high);
-    for (std::size_t i = 0; i < 16; ++i) {
-      _mm512_store_si512(to + i * kBlock, low[i]);
-      _mm512_store_si512(to + kTile + i * kBlock, high[i]);
-    }
+void copy_transposed(const Source& from, std::size_t first, std::size_t term, Code* to) {
+  __m512i low[16], high[16];
+  for (std::size_t i = 0; i < 16; ++i) {
+    const __m512i even = from.load(term + 2 * i, first), odd = from.load(term + 2 * i + 1, first);
+    low[i] = low_pairs(even, odd);
+    high[i] = high_pairs(even, odd);
+  }
+  Avx512::transpose(low);
+  Avx512::transpose(high);
+  for (std::size_t i = 0; i < 16; ++i) {
+    _mm512_store_si512(to + i * kBlock, low[i]);
+    _mm512_store_si512(to + kTile + i * kBlock, high[i]);
+  }
+}
+
+/// to[block][step][two tiles], of `count` rows or columns. Where a term's codes lie side by side, eight
+/// blocks go on together: of a line of memory that is far from the next one all is used while it is near.
+template <auto copy_step, bool terms_lie_across>
+void copy_blocks(const Source& from, std::size_t first, std::size_t count, std::size_t first_term,
+                 std::size_t terms, Code* to) {
+  constexpr std::size_t kTogether = (terms_lie_across ? 8 : 1) * kBlock, kTermsAhead = 64;
+  for (std::size_t group = 0; group < count; group += kTogether) {
+    const std::size_t end = Plan::least(count, group + kTogether);
+    for (std::size_t term = first_term; term < first_term + terms; term += kBlock)
+      for (std::size_t block = group; block < end; block += kBlock) {
+        if constexpr (terms_lie_across)
+          for (std::size_t i = kTermsAhead; i < kTermsAhead + kBlock; ++i)
+            _mm_prefetch(from.codes + static_cast<std::ptrdiff_t>(term + i) * from.row + first + block,
+                         _MM_HINT_T1);
+        copy_step(from, first + block, term, to + block * terms + (term - first_term) * kBlock);
+      }
   }
 }
 
@@ -196,9 +219,9 @@ class Multiplication {
  private:
   void run_panels(const ProductPart& here, std::size_t first_term) const {
     const std::size_t terms = Plan::least(plan_.terms, Plan::up(call_.terms - first_term));
-    const auto copy_panel = call_.right.is_transposed ? copy_across : copy_pairs;
-    for (std::size_t column = 0; column < here.columns; column += kBlock)
-      copy_panel(right_, here.first_column + column, first_term, terms, memory_.panels + column * terms);
+    const auto copy =
+        call_.right.is_transposed ? copy_blocks<copy_across, false> : copy_blocks<copy_pairs, true>;
+    copy(right_, here.first_column, here.columns, first_term, terms, memory_.panels);
     const std::size_t end = here.first_row + here.rows;
     for (std::size_t row = here.first_row; row < end; row += kRowsTogether)
       run_rows({row, Plan::least(kRowsTogether, end - row), here.first_column, here.columns},
@@ -209,9 +232,8 @@ class Multiplication {
   /// `sums` are used where sums are put aside.
   void run_rows(const ProductPart& here, float* sums, std::size_t first_term, std::size_t terms) const {
     const bool copies = plan_.copies_left || here.rows % kBlock != 0;
-    const auto copy = call_.left.is_transposed ? copy_transposed : copy_rows;
-    for (std::size_t row = 0; copies && row < here.rows; row += kBlock)
-      copy(left_, here.first_row + row, first_term, terms, memory_.left + row * terms);
+    const auto copy = call_.left.is_transposed ? copy_blocks<copy_transposed, true> : copy_rows;
+    if (copies) copy(left_, here.first_row, here.rows, first_term, terms, memory_.left);
     const Code* const in_place = call_.left.codes + here.first_row * call_.left.row + first_term;
     const bool is_last = first_term + terms >= call_.terms;
     // What follows these rows is read meanwhile, two rows with each block.
@@ -233,28 +255,37 @@ class Multiplication {
         const std::size_t sums_row = plan_.puts_aside ? plan_.columns : kBlock;
         add_block(tiles, memory_.panels + column * terms, terms / kBlock, block, sums_row, first_term > 0,
                   ahead);
-        if (is_last)
-          write(block, sums_row, here.first_row + row, Plan::least(kBlock, here.rows - row),
-                here.first_column + column, Plan::least(kBlock, here.columns - column));
+        if (is_last) write(block, sums_row, here, row, column);
       }
   }
 
-  void write(const float* sums, std::size_t sums_row, std::size_t row, std::size_t rows, std::size_t column,
-             std::size_t columns) const {
+  /// Past the caches two blocks of columns go together, 128 bytes of a row: the first waits for the second.
+  void write(const float* sums, std::size_t sums_row, const ProductPart& here, std::size_t row,
+             std::size_t column) const {
+    const std::size_t rows = Plan::least(kBlock, here.rows - row),
+                      columns = Plan::least(kBlock, here.columns - column);
+    const bool is_first_of_two = column / kBlock % 2 == 0, whole = columns == kBlock;
+    const bool waits = is_first_of_two && column + 2 * kBlock <= here.columns;
     Floats bias[2] = {};
     if (call_.bias)
       for (std::size_t half = 0; half < 2; ++half)
-        bias[half] = Avx512::load_codes(Format::BF16, call_.bias + column + half * 16,
+        bias[half] = Avx512::load_codes(Format::BF16, call_.bias + here.first_column + column + half * 16,
                                         columns > half * 16 ? Plan::least(16, columns - half * 16) : 0);
-    const auto lanes = columns >= kBlock ? 0xffffffffu : (1u << columns) - 1;
-    for (std::size_t i = 0; i < rows; ++i, sums += sums_row) {
+    const auto lanes = whole ? 0xffffffffu : (1u << columns) - 1;
+    Code* waiting = memory_.waiting + row * kBlock;
+    Code* to = call_.result + (here.first_row + row) * call_.result_row + here.first_column + column;
+    for (std::size_t i = 0; i < rows; ++i, sums += sums_row, to += call_.result_row, waiting += kBlock) {
       const __m512i codes =
           Tiles::rounded(Floats(_mm512_load_ps(sums)) + bias[0], Floats(_mm512_load_ps(sums + 16)) + bias[1]);
-      Code* const to = call_.result + (row + i) * call_.result_row + column;
-      if (past_caches_ && columns == kBlock)
-        _mm512_stream_si512(reinterpret_cast<__m512i*>(to), codes);
-      else
+      if (!past_caches_ || !whole) {
         _mm512_mask_storeu_epi16(to, lanes, codes);
+      } else if (waits) {
+        _mm512_store_si512(waiting, codes);
+      } else {
+        if (!is_first_of_two)
+          _mm512_stream_si512(reinterpret_cast<__m512i*>(to - kBlock), _mm512_load_si512(waiting));
+        _mm512_stream_si512(reinterpret_cast<__m512i*>(to), codes);
+      }
     }
   }
 
