@@ -227,6 +227,8 @@ struct OpTracer::State final : c10::DebugInfoBase, std::enable_shared_from_this<
     std::vector<c10::IValue> inputs{};
     std::vector<std::size_t> only_written{};  // of inputs: where the result goes
     unsigned input_faults = kNone;
+    at::Tensor
+        unwritten_input{};  // the first whose memory nobody is known to have written, and is not finite
     bool has_infinite_scalar = false;
     std::optional<int64_t> input_producer{};   // of the first input that is not finite
     std::optional<int64_t> producer_inside{};  // in a call that this one made
@@ -454,7 +456,10 @@ void OpTracer::State::see_input(Frame& frame, const at::Tensor& tensor) {
   const unsigned faults = faults_of(tensor);
   if (faults == kNone) return;
   const Bad* known = badness(tensor);
-  if (!known && is_unwritten(tensor)) return;  // whatever was in that memory
+  if (!known && is_unwritten(tensor)) {  // whatever was in that memory, as long as nothing comes of it
+    if (!frame.unwritten_input.defined()) frame.unwritten_input = tensor;
+    return;
+  }
   Frame* around = frame.parent;
   while (around && around->is_view) around = around->parent;
   if (!known && around) {
@@ -571,6 +576,13 @@ void OpTracer::State::see_values(Frame& frame, const at::Tensor& tensor, std::op
     ++producers[static_cast<std::size_t>(*frame.input_producer)].propagated;
     if (frame.in_backward) used.insert({frame.backward, *frame.input_producer});
     return blame(tensor, *frame.input_producer);
+  }
+  // Something has come of it, so it was written, by means that are not recorded: as oneDNN's convolutions do.
+  if (frame.unwritten_input.defined()) {
+    const at::Tensor input = std::exchange(frame.unwritten_input, {});
+    unwritten.erase(input.storage().unsafeGetStorageImpl());
+    see_input(frame, input);
+    return see_values(frame, tensor, index);
   }
   const bool is_given = frame.has_infinite_scalar || frame.input_producer;
   if (is_given && (faults & kNan) == 0 && (frame.has_infinite_scalar || (faults & ~frame.input_faults) == 0))

@@ -654,6 +654,28 @@ TEST(OpTracer, MemoryThatTheProgramAllocatesIsWrittenToByOperations) {
   EXPECT_TRUE(copied.precision_is_cause) << sentence(copied);
 }
 
+/// Fills memory by a pointer and copies it by an operation, as oneDNN's convolutions do.
+at::Tensor copied_by_hand(const at::Tensor& x) {
+  const at::Tensor made = at::empty_like(x);
+  std::copy_n(x.const_data_ptr<float>(), x.numel(), made.mutable_data_ptr<float>());
+  return made.clone();
+}
+
+TEST(OpTracer, WhatAnOperationFillsByHandIsNotBlamedOnTheNextOneInIt) {
+  torch::Library library(torch::Library::FRAGMENT, "op_tracer_test", std::nullopt, __FILE__, __LINE__);
+  library.def("copied_by_hand(Tensor x) -> Tensor");
+  library.impl("copied_by_hand", torch::dispatch(c10::DispatchKey::CPU, TORCH_FN(copied_by_hand)));
+  const auto by_hand = c10::Dispatcher::singleton()
+                           .findSchemaOrThrow("op_tracer_test::copied_by_hand", "")
+                           .typed<at::Tensor(const at::Tensor&)>();
+  const at::Tensor negative = torch::full({4, 4}, -1.0F);
+  const CulpritRecord before = culprit_of_values([&] { return by_hand.call(negative.log()); });
+  EXPECT_EQ(before.op, "log") << sentence(before);
+  // Outside any operation the program has made it.
+  const CulpritRecord outside = culprit_of_values([&] { return copied_by_hand(torch::full({4, 4}, NAN)); });
+  EXPECT_NE(outside.op, "clone") << sentence(outside);
+}
+
 TEST(OpTracer, LooksAtComplexNumbers) {
   const at::Tensor large = torch::full({4, 4}, 3e38F);
   const CulpritRecord overflow = culprit_of_values([&] { return at::abs(torch::fft::fft(large)); });
