@@ -153,6 +153,40 @@ TEST(Memory, IsThatOfTheTableOfSchemesWhereBf16IsNative) {
   expect_near(peak(precision_plan("bf16", {}, "8bit"), small, recomputed), 446, "30M recomputed");
 }
 
+/// tools/ranks_sweep --only memory, on a processor with BF16 instructions: ranks that exchange by Gloo.
+struct MeasuredRanks {
+  int64_t ranks;
+  Sharding sharding;
+  double working, master, gradient, moments, activation, total;
+};
+constexpr MeasuredRanks kMeasuredRanks[] = {
+    {2, Sharding::States, 367.2e6, 124.4e6, 729.5e6, 497.8e6, 74.9e6, 1600.6e6},
+    {2, Sharding::Gradients, 367.2e6, 124.4e6, 542.8e6, 497.8e6, 74.9e6, 1413.9e6},
+    {2, Sharding::Weights, 308.8e6, 124.4e6, 540.4e6, 497.8e6, 74.9e6, 1380.0e6},
+    {8, Sharding::States, 336.4e6, 31.1e6, 729.5e6, 124.4e6, 19.6e6, 1133.9e6},
+    {8, Sharding::Gradients, 341.5e6, 31.1e6, 356.1e6, 124.4e6, 19.6e6, 760.6e6},
+    {8, Sharding::Weights, 215.4e6, 31.1e6, 353.8e6, 124.4e6, 19.6e6, 633.4e6},
+};
+
+TEST(Memory, OfPartsIsThatOfRanksOnGloo) {
+  for (const MeasuredRanks& measured : kMeasuredRanks) {
+    SCOPED_TRACE(::testing::Message() << measured.ranks << " ranks, " << static_cast<int>(measured.sharding));
+    const RankMemory memory = memory_per_rank(known("gpt2-124m"), precision_plan("bf16"),
+                                              {.ranks = measured.ranks,
+                                               .sharding = measured.sharding,
+                                               .sequence_length = 64,
+                                               .micro_batch = 8 / measured.ranks},
+                                              Device{.swiglu_in_one_pass = true, .exchanges_by_gloo = true});
+    const auto peak = [&](MemoryClass c) { return static_cast<double>(memory.class_peaks[c]); };
+    expect_near(peak(MemoryClass::Working), measured.working, "working");
+    expect_near(peak(MemoryClass::Master), measured.master, "master");
+    expect_near(peak(MemoryClass::Gradient), measured.gradient, "gradient");
+    expect_near(peak(MemoryClass::Moments), measured.moments, "moments");
+    expect_near(peak(MemoryClass::Activation), measured.activation, "activation");
+    expect_near(memory.bytes(), measured.total, "total");
+  }
+}
+
 double bytes_of(const ModelShape& shape, const Arrangement& arrangement, MemoryClass c) {
   const RankMemory memory = memory_per_rank(shape, precision_plan("bf16"), arrangement, Device{});
   return static_cast<double>(memory.class_peaks[c]);
