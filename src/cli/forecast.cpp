@@ -37,7 +37,8 @@ struct ForecastRequest {
   std::vector<int64_t> ranks;
   std::optional<int64_t> micro_batch, batch, sequence_length, ranks_per_node;
   bool recompute = false, no_recompute = false, json = false;
-  std::string reduction = "fp32", gather = "own", plot;
+  std::optional<std::string> reduction, gather;
+  std::string plot;
 };
 
 /// The model, and what its run says of the rest.
@@ -50,6 +51,7 @@ struct Subject {
   std::optional<int64_t> batch{};               ///< sequences of a step, on all ranks
   std::optional<int64_t> micro_batch_of_all{};  ///< and of one forward
   std::optional<bool> recomputes_blocks{};
+  std::string reduction = "fp32", gather = "own";
 };
 
 std::string text_of(const Path& path) {
@@ -89,6 +91,8 @@ Subject subject_of_run(const RunConfig& config, const std::string& name) {
   subject.micro_batch_of_all = config.data.batch_size;
   subject.batch = config.data.batch_size * config.train.accumulation;
   subject.recomputes_blocks = config.train.recompute_blocks;
+  subject.reduction = config.run.reduction;
+  subject.gather = config.run.gather;
   return subject;
 }
 
@@ -127,12 +131,13 @@ Device device_of(const ForecastRequest& request) {
 }
 
 Question question_of(const ForecastRequest& request, const Subject& subject, int64_t ranks) {
+  const std::string reduction = request.reduction.value_or(subject.reduction);
   Question question{.ranks = ranks,
                     .sequence_length = request.sequence_length.value_or(subject.sequence_length),
                     .micro_batch = request.micro_batch,
                     .batch = request.batch,
-                    .summed_bytes = request.reduction == "fp32" ? 4 : 2,
-                    .packs_weights = request.gather == "fp8"};
+                    .summed_bytes = reduction == "bf16" || reduction == "fp16" ? 2 : 4,
+                    .packs_weights = request.gather.value_or(subject.gather) == "fp8"};
   if (request.shard)
     for (const auto& [word, sharding] : kShardings)
       if (word == *request.shard) question.sharding = sharding;
@@ -405,7 +410,7 @@ void write_plot(const ForecastRequest& request, const Forecast& forecast) {
 }
 
 void run_forecast(const ForecastRequest& request) {
-  if (request.gather != "own" && request.shard && *request.shard != "weights")
+  if (request.gather == "fp8" && request.shard && *request.shard != "weights")
     throw ExitWith(kUsage, "--gather fp8 is for --shard weights: with " + *request.shard +
                                " no weights travel in a forward.");
   const Subject subject = subject_of(request.model);
@@ -498,9 +503,8 @@ void add_forecast(CLI::App& program) {
   words("--weights", request->weights, "How weights are kept: precision.weights",
         {"split_master", "fp32_master", "fp32", "kahan", "stochastic"});
   words("--moments", request->moments, "How moments are kept: precision.moments", {"fp32", "bf16", "8bit"});
-  words("--reduction", request->reduction, "In what gradients travel: run.reduction [fp32]",
-        {"fp32", "bf16"});
-  words("--gather", request->gather, "In what sharded weights travel: run.gather [own]", {"own", "fp8"});
+  words("--reduction", request->reduction, "In what gradients travel: run.reduction", {"fp32", "bf16"});
+  words("--gather", request->gather, "In what sharded weights travel: run.gather", {"own", "fp8"});
   count("--node-size", request->ranks_per_node, "Devices of a node [the device's]");
   command->add_option("--plot", request->plot, std::string("Draw step time and speed over --ranks, as SVG"))
       ->type_name("FILE");

@@ -221,7 +221,9 @@ void train(const TrainRequest& request, const ResolvedConfig& resolved) {
   const RunEnd end = about_files_and_ranks([&] { return trainer.run(watcher, signals.requested()); });
   if (end.outcome == RunOutcome::Diverged) throw ExitWith(kDiverged, end.why);
   if (end.outcome == RunOutcome::OutOfTime) throw ExitWith(kOutOfTime, "");
-  if (end.outcome == RunOutcome::Interrupted) throw ExitWith(kSignalled + signals.signal(), "");
+  // The signal may have come to another rank.
+  if (end.outcome == RunOutcome::Interrupted)
+    throw ExitWith(kSignalled + (signals.signal() != 0 ? signals.signal() : SIGTERM), "");
 }
 
 void run_train(TrainRequest request) {

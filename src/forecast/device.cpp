@@ -204,7 +204,9 @@ Device read_device(std::string_view json, const std::string& where) {
                     key == "exchanges_by_gloo" || key == "ranks_per_node" || key == "sources";
     for (const auto& [known, field] : kNumbers) is_known |= key == known;
     for (const auto& [known, link, field] : kLinkNumbers) is_known |= key == known;
-    HALFSTEP_CHECK(is_known, where, ": the key ", in_quotes(key), " is not known to this Halfstep.");
+    HALFSTEP_CHECK(
+        is_known, where, ": the key ", in_quotes(key),
+        " is not known to this Halfstep. 'halfstep bench --calibrate' writes a new file of this machine.");
   }
   for (const auto& [key, field] : kNumbers) device.*field = place.at(key).number();
   for (const auto& [key, link, field] : kLinkNumbers) device.*link.*field = place.at(key).number();

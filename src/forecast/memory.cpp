@@ -104,16 +104,51 @@ Sums sums_of(const ModelShape& shape, const Arrangement& arrangement, const Size
   const double copies = arrangement.summed_bytes < 4 ? static_cast<double>(arrangement.summed_bytes) : 0;
   if (!arrangement.shards(Sharding::Gradients))
     return {.kept = 4 * n.all, .at_end = arrangement.ranks > 1 ? copies * n.all : 0};
-  // A block is a bucket. One is filled while two are on their way; the parameters of no block go last, and a
-  // head of its own is complete first.
-  const double on_their_way = std::min(2.0, n.layers),
-               travelling = static_cast<double>(arrangement.summed_bytes);
-  const double block_traffic = on_their_way * n.block * travelling;
+  // A block is a bucket. One is filled while the two behind it are on their way; the parameters of no block
+  // go last, and a head of its own is complete first.
+  const auto travelling = static_cast<double>(arrangement.summed_bytes);
+  const auto traffic_of = [&](double blocks) { return std::min(2.0, blocks) * n.block * travelling; };
   const double head = shape.is_tied ? 0 : 4 * n.embedding;
   return {.kept = 4 * part,
-          .in_block = 4 * n.block + block_traffic + head,
-          .at_end = 4 * n.outer + block_traffic,
+          .in_block = 4 * n.block + traffic_of(n.layers - 1) + head,
+          .at_end = 4 * n.outer + traffic_of(n.layers),
           .last = 4 * n.outer};
+}
+
+/// Elements of the groups that parameters travel in after an update, in their order: from the last parameter
+/// to the first, each with the last group that has room.
+std::vector<double> groups_of(const std::vector<int64_t>& sizes) {
+  constexpr double kGroupElements = 25.0 * (1 << 20) / 4;
+  std::vector<double> groups;
+  for (auto size = sizes.rbegin(); size != sizes.rend(); ++size) {
+    const auto elements = static_cast<double>(*size);
+    const auto fits = std::find_if(groups.rbegin(), groups.rend(),
+                                   [&](double group) { return group + elements <= kGroupElements; });
+    fits == groups.rend() ? groups.push_back(elements) : void(*fits += elements);
+  }
+  return groups;
+}
+
+void append(std::vector<int64_t>& sizes, const std::vector<int64_t>& more) {
+  sizes.insert(sizes.end(), more.begin(), more.end());
+}
+
+/// Elements of the two groups that are on their way together.
+double most_on_their_way(const ModelShape& shape) {
+  std::vector<int64_t> sizes = shape.first_parameter_sizes();
+  for (int64_t layer = 0; layer < shape.layers; ++layer) append(sizes, shape.block_parameter_sizes());
+  append(sizes, shape.last_parameter_sizes());
+  const std::vector<double> groups = groups_of(sizes);
+  double most = groups.front();
+  for (std::size_t i = 1; i < groups.size(); ++i) most = std::max(most, groups[i - 1] + groups[i]);
+  return most;
+}
+
+/// Elements of the largest group that is in no block.
+double largest_outer_group(const ModelShape& shape) {
+  std::vector<int64_t> sizes = shape.first_parameter_sizes();
+  append(sizes, shape.last_parameter_sizes());
+  return std::ranges::max(groups_of(sizes));
 }
 
 }  // namespace
@@ -126,9 +161,6 @@ RankMemory memory_per_rank(const ModelShape& shape, const PrecisionPlan& precisi
   const double working_bytes = precision.working_bytes();
   const double states = arrangement.shards(Sharding::States) ? n.all / ranks : n.all;
   const bool comes_and_goes = arrangement.shards(Sharding::Weights);
-  // The largest that is gathered at once is the embedding or a block.
-  const double copy_of_gathered =
-      device.exchanges_by_gloo && arrangement.ranks > 1 ? working_bytes * std::max(n.embedding, n.block) : 0;
   double gathered = comes_and_goes ? working_bytes * (n.outer + std::min(2.0, n.layers) * n.block) : 0;
   // The codes of all ranks' parts of the block that comes, and of this rank's.
   if (arrangement.gathers_packed())
@@ -156,7 +188,12 @@ RankMemory memory_per_rank(const ModelShape& shape, const PrecisionPlan& precisi
 
   Moment arrival = in_step;
   arrival.name = "weights arrive";
-  if (comes_and_goes) arrival.working += copy_of_gathered;
+  if (comes_and_goes && device.exchanges_by_gloo) {
+    const double block = arrangement.gathers_packed()
+                             ? kPackedBytes * static_cast<double>(shape.block_matrix_elements())
+                             : working_bytes * n.block;
+    arrival.working += std::max(working_bytes * largest_outer_group(shape), block);
+  }
 
   // The head's product. Low logits are kept for the loss alone, FP32 ones with their logarithms.
   Moment product = in_step;
@@ -209,11 +246,10 @@ RankMemory memory_per_rank(const ModelShape& shape, const PrecisionPlan& precisi
   Moment update = idle;
   update.name = "the weights are updated";
   if (!arrangement.has_sums()) update.gradient = working_bytes * n.all;
-  // Copies of the two groups that are on their way, of which one may be the embedding.
-  constexpr double kGroupElements = 25.0 * (1 << 20) / 4;
+  // Of each of the two groups that are on their way a copy of the part, and of what Gloo gathers one more.
   if (arrangement.shards(Sharding::States) && !comes_and_goes)
     update.working +=
-        working_bytes * std::min(n.all, n.embedding + kGroupElements) / ranks + copy_of_gathered;
+        working_bytes * most_on_their_way(shape) * (1 / ranks + (device.exchanges_by_gloo ? 1 : 0));
 
   RankMemory found;
   for (const Moment& moment : {arrival, product, loss, head, block, end, update}) {

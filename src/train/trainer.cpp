@@ -263,6 +263,7 @@ class Trainer::Impl::Run {
   }
 
   uint64_t checkpoint_bytes() const {
+    if (!has_a_part_to_save()) return 0;
     // A copy of the state only where none is at hand.
     return static_cast<uint64_t>(
         train::bytes_of(folder_.checkpoint() ? *folder_.checkpoint() : training_.checkpoint(0)));
@@ -425,7 +426,7 @@ class Trainer::Impl::Run {
 
   bool is_new_best() const { return config_.checkpoint.keep_best && training_.is_best_at(step_); }
 
-  /// Of equal ranks the first saves, and no other makes the copy of a checkpoint.
+  /// Of equal ranks only the first saves: the others make no copy of their state for it.
   bool has_a_part_to_save() const { return is_first() || training_.is_sharded(); }
 
   void save() {

@@ -201,10 +201,11 @@ TEST(Memory, ShardedStatesShrinkWithTheRanks) {
     EXPECT_NEAR(bytes_of(shape, states, MemoryClass::Moments), 8 * parameters / static_cast<double>(ranks),
                 1);
     EXPECT_NEAR(bytes_of(shape, states, MemoryClass::Master), 2 * parameters / static_cast<double>(ranks), 1);
-    // All weights, and copies of two groups on their way: the embedding, and one of 25 MB in FP32.
-    const double on_their_way = static_cast<double>(shape.vocabulary * shape.width) + 25 * (1 << 20) / 4.0;
+    // All weights, and copies of two groups on their way: the first embedding, and before it the first
+    // matrix.
+    const auto two = static_cast<double>(shape.vocabulary * shape.width + shape.width * shape.query_width());
     EXPECT_NEAR(bytes_of(shape, states, MemoryClass::Working),
-                2 * parameters + 2 * on_their_way / static_cast<double>(ranks), 1);
+                2 * parameters + 2 * two / static_cast<double>(ranks), 1);
   }
 }
 
