@@ -193,6 +193,8 @@ RankMemory memory_per_rank(const ModelShape& shape, const PrecisionPlan& precisi
                              ? kPackedBytes * static_cast<double>(shape.block_matrix_elements())
                              : working_bytes * n.block;
     arrival.working += std::max(working_bytes * largest_outer_group(shape), block);
+    // The second block has begun to arrive by then, or not: runs differ.
+    if (n.layers > 1) arrival.working -= working_bytes * n.block / 2;
   }
 
   // The head's product. Low logits are kept for the loss alone, FP32 ones with their logarithms.
