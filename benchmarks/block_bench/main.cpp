@@ -10,6 +10,7 @@
 
 #include <halfstep/autocast.h>
 #include <halfstep/machine.h>
+#include <halfstep/memory.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -140,6 +141,8 @@ int run(int argc, char** argv) {
   app.add_option("--only", only, "cases whose name contains this text");
   app.add_flag("--json", as_json, "JSON on the standard output");
   CLI11_PARSE(app, argc, argv);
+  // As in `halfstep train`, for both: else page faults of results are timed too.
+  halfstep::install_cpu_allocator();
   at::set_num_threads(threads);
   at::manual_seed(1);
 

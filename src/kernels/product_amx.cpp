@@ -84,37 +84,37 @@ void copy_rows(const Source& from, std::size_t first, std::size_t count, std::si
 
 /// Right tiles, [16 pairs of terms][16 columns], from columns whose terms lie side by side.
 void copy_across(const Source& from, std::size_t first, std::size_t term, Code* to) {
-  for (std::size_t half = 0; half < 2; ++half, to += kTile) {
-    __m512i rows[16];
-    for (std::size_t i = 0; i < 16; ++i) rows[i] = from.load(first + half * 16 + i, term);
-    Avx512::transpose(rows);
-    for (std::size_t i = 0; i < 16; ++i) _mm512_store_si512(to + i * kBlock, rows[i]);
-  }
+  from.of_block(first, term, [&](auto load) {
+    for (std::size_t half = 0; half < 2; ++half) {
+      __m512i rows[16];
+      for (std::size_t i = 0; i < 16; ++i) rows[i] = load(half * 16 + i);
+      Avx512::transpose(rows);
+      for (std::size_t i = 0; i < 16; ++i) _mm512_store_si512(to + half * kTile + i * kBlock, rows[i]);
+    }
+  });
 }
 
 /// Right tiles from terms whose columns lie side by side.
 void copy_pairs(const Source& from, std::size_t first, std::size_t term, Code* to) {
-  for (std::size_t i = 0; i < 16; ++i) {
-    const __m512i even = from.load(term + 2 * i, first), odd = from.load(term + 2 * i + 1, first);
-    _mm512_store_si512(to + i * kBlock, low_pairs(even, odd));
-    _mm512_store_si512(to + kTile + i * kBlock, high_pairs(even, odd));
-  }
+  from.of_block(term, first, [&](auto load) {
+    for (std::size_t i = 0; i < 16; ++i) {
+      const __m512i even = load(2 * i), odd = load(2 * i + 1);
+      _mm512_store_si512(to + i * kBlock, low_pairs(even, odd));
+      _mm512_store_si512(to + kTile + i * kBlock, high_pairs(even, odd));
+    }
+  });
 }
 
 /// Left tiles, [16 rows][32 terms], from terms whose rows lie side by side.
 void copy_transposed(const Source& from, std::size_t first, std::size_t term, Code* to) {
-  __m512i low[16], high[16];
-  for (std::size_t i = 0; i < 16; ++i) {
-    const __m512i even = from.load(term + 2 * i, first), odd = from.load(term + 2 * i + 1, first);
-    low[i] = low_pairs(even, odd);
-    high[i] = high_pairs(even, odd);
-  }
-  Avx512::transpose(low);
-  Avx512::transpose(high);
-  for (std::size_t i = 0; i < 16; ++i) {
-    _mm512_store_si512(to + i * kBlock, low[i]);
-    _mm512_store_si512(to + kTile + i * kBlock, high[i]);
-  }
+  from.of_block(term, first, [&](auto load) {
+    __m512i low[16], high[16];
+    turn_block(load, low, high);
+    for (std::size_t i = 0; i < 16; ++i) {
+      _mm512_store_si512(to + i * kBlock, low[i]);
+      _mm512_store_si512(to + kTile + i * kBlock, high[i]);
+    }
+  });
 }
 
 /// to[block][step][two tiles], of `count` rows or columns. Where a term's codes lie side by side, eight

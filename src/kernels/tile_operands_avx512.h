@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/attention_vectors_avx512.h"
+
 namespace halfstep {
 namespace {
 
@@ -26,6 +28,18 @@ struct Source {
     if (at >= count || column >= size) return _mm512_setzero_si512();
     return load_32(codes + static_cast<std::ptrdiff_t>(at) * row + column, size - column);
   }
+  /// Calls body(load), where load(i) gives 32 columns of row first + i. Most blocks of 32 rows have no end
+  /// within: then nothing is asked row by row.
+  template <typename Body>
+  [[gnu::always_inline]] void of_block(std::size_t first, std::size_t column, Body body) const {
+    const Code* const start = codes + static_cast<std::ptrdiff_t>(first) * row + column;
+    if (first + 32 <= count && column + 32 <= size)
+      body([start, this](std::size_t i) {
+        return _mm512_loadu_si512(start + static_cast<std::ptrdiff_t>(i) * row);
+      });
+    else
+      body([first, column, this](std::size_t i) { return load(first + i, column); });
+  }
 };
 
 alignas(64) constexpr Code kLowPairs[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
@@ -37,6 +51,19 @@ __m512i low_pairs(__m512i even, __m512i odd) {
 }
 __m512i high_pairs(__m512i even, __m512i odd) {
   return _mm512_permutex2var_epi16(even, _mm512_load_si512(kHighPairs), odd);
+}
+
+/// Two tiles of 16 rows, each with 32 terms side by side, from a block whose rows are the terms: its columns
+/// 0 to 15, and 16 to 31.
+template <typename Load>
+[[gnu::always_inline]] inline void turn_block(Load load, __m512i (&low)[16], __m512i (&high)[16]) {
+  for (std::size_t i = 0; i < 16; ++i) {
+    const __m512i even = load(2 * i), odd = load(2 * i + 1);
+    low[i] = low_pairs(even, odd);
+    high[i] = high_pairs(even, odd);
+  }
+  Avx512::transpose(low);
+  Avx512::transpose(high);
 }
 
 }  // namespace
