@@ -362,6 +362,11 @@ void launch(const LaunchRequest& request) {
       std::cerr << "halfstep: " << silent << "\n";
     logs.keep();
     if (restart == request.restarts || ranks.asked_to_stop()) end(exit_code, what);
+    // By what all hosts have read, so that all of them end.
+    if (request.is_ours && lost.why == detail::concat(kEndedWithCode, int{kUsage})) {
+      std::cerr << "halfstep: not restarted: the same command would be refused again\n";
+      end(exit_code, what);
+    }
     std::cerr << "halfstep: restart " << restart + 1 << " of " << request.restarts << "\n";
   }
 }

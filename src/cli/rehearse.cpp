@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <iomanip>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -388,7 +389,7 @@ std::optional<RunHistory> rehearsed(const PlannedRun& run, RehearsalScreen& scre
     Trainer trainer(run.resolved, run.folder, options);
     const RunEnd end = trainer.run(screen, signals.requested());
     if (end.outcome == RunOutcome::Interrupted) {
-      std::cerr << "The same command goes on from here.\n";
+      std::cerr << "The same command resumes from here.\n";
       throw ExitWith(kSignalled + signals.signal(), "");
     }
   } catch (const FileError&) {
@@ -572,6 +573,23 @@ Path configuration_file(const RehearseRequest& request, const std::string& preci
   return folder_of(request) / (precision + ".toml");
 }
 
+constexpr std::string_view kWrittenHere =
+    "# Written by `halfstep rehearse --fast`, which replaces it when run again: copy it before you edit it.";
+
+bool was_written_here(const Path& file) {
+  std::ifstream in(file);
+  std::string first_line;
+  return std::getline(in, first_line) && first_line == kWrittenHere;
+}
+
+void check_replaceable(const Path& file) {
+  std::error_code unknown;
+  if (std::filesystem::exists(file, unknown) && !was_written_here(file))
+    throw ExitWith(kUsage, file.string() +
+                               " would be replaced, and this command did not write it. Give another "
+                               "--folder, or move that file.");
+}
+
 /// The run that was asked about, in this precision and with what is suggested.
 void write_configuration(const RehearseRequest& request, const ResolvedConfig& base, const std::string& name,
                          const std::vector<std::string>& keep_high = {}) {
@@ -580,7 +598,8 @@ void write_configuration(const RehearseRequest& request, const ResolvedConfig& b
   for (const std::string& layer : keep_high)
     if (auto& kept = suggested.config.precision.keep_high; std::ranges::find(kept, layer) == kept.end())
       kept.push_back(layer);
-  write_page(configuration_file(request, name), to_toml(suggested, /*with_origins=*/false));
+  write_page(configuration_file(request, name),
+             std::string(kWrittenHere) + "\n\n" + to_toml(suggested, /*with_origins=*/false));
 }
 
 bool is_precision(const std::string& name) {
@@ -595,7 +614,8 @@ void check_same_recipes(const RehearseRequest& request, const ResolvedConfig& ba
   std::error_code unknown;
   if (!std::filesystem::exists(run.folder / "log.jsonl", unknown)) return;
   for (const auto& entry : std::filesystem::directory_iterator(folder_of(request), unknown))
-    if (entry.path().extension() == ".toml" && is_precision(entry.path().stem()))
+    if (entry.path().extension() == ".toml" && is_precision(entry.path().stem()) &&
+        was_written_here(entry.path()))
       before.push_back(entry.path().stem().string());
   if (before.empty()) return;
   for (const std::string& name : names)
@@ -694,6 +714,7 @@ void run_shadow(const RehearseRequest& request, const ResolvedConfig& base) {
   const std::vector<std::string> names = shadowed_of(request);
   const PlannedRun run = shadow_run(request, base);
   check_same_settings(run);
+  for (const std::string& name : names) check_replaceable(configuration_file(request, name));
   check_same_recipes(request, base, run, names);
   const std::string page =
       request.output.empty() ? (folder_of(request) / "rehearsal.html").string() : request.output;

@@ -217,7 +217,7 @@ class Launch(unittest.TestCase):
             self.assertFalse(pathlib.Path(f"/proc/{number}").exists())
 
     def test_a_signal_saves_and_the_run_goes_on_with_another_number_of_ranks(self):
-        more = ("--set", "train.steps=30", "--set", "model.dropout=0", "--set", "precision.compute=fp32")
+        more = ("--set", "train.steps=60", "--set", "model.dropout=0", "--set", "precision.compute=fp32")
         self.train(1, "one", *more)
         process = self.start(3, "moved", *more)
         self.wait_for_status("moved", 3)
@@ -226,7 +226,7 @@ class Launch(unittest.TestCase):
         self.assertEqual(process.wait(timeout=60), 128 + 15, told)
         self.train(2, "moved", *more)
         found = losses_of(self.folder / "moved")
-        self.assertEqual([step for step, _ in found], list(range(1, 31)))
+        self.assertEqual([step for step, _ in found], list(range(1, 61)))
         for (step, loss), (_, other) in zip(losses_of(self.folder / "one"), found, strict=True):
             self.assertAlmostEqual(loss, other, delta=2e-4 * loss, msg=f"step {step}")
 
@@ -448,6 +448,17 @@ class Launch(unittest.TestCase):
             for said, code in self.ended(launchers):
                 self.assertEqual(code, 0, said)
             self.assert_same_end(run, "undisturbed")
+
+    def test_a_command_that_is_refused_is_not_restarted(self):
+        done = self.train(2, "refused", "--set", "optimizer.lr=minus", launch=("--restarts", "3"), code=2)
+        self.assertIn("not restarted: the same command would be refused again", done.stderr)
+        self.assertNotIn("restart 1 of 3", done.stderr)
+        # On each of several hosts, also where another's rank is the one to name.
+        ends = self.ended(self.on_hosts("refused", "--set", "optimizer.lr=minus", launch=("--restarts", "3")))
+        self.assertIn(2, [code for _, code in ends], ends)
+        for said, code in ends:
+            self.assertIn(code, (2, 8), said)
+            self.assertIn("not restarted", said)
 
     def test_a_host_that_does_not_come_back_is_named(self):
         launchers = self.on_hosts("gone", "--set", "train.steps=2000", "--set", "checkpoint.every=2",

@@ -63,7 +63,7 @@ class Rehearse(unittest.TestCase):
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate()
         self.assertEqual(process.returncode, 130, errors)
-        self.assertIn("The same command goes on", errors)
+        self.assertIn("The same command resumes", errors)
         self.assertLess(len(losses(log.parent)), steps)
         done = run(*self.arguments("stopped", "--json", recipes="bf16", steps=steps))
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -216,6 +216,17 @@ class Rehearse(unittest.TestCase):
             other = run(*self.shadow("part", recipes=recipes, steps=4000))
             self.assertEqual(other.returncode, 2, other.stdout)
             self.assertIn(words, other.stderr)
+
+    def test_shadow_mode_replaces_no_file_of_another(self):
+        folder = self.folder / "mine"
+        folder.mkdir()
+        (folder / "mxfp8.toml").write_text("[train]\nsteps = 7\n")
+        refused = run(*self.shadow("mine", recipes="bf16,mxfp8", steps=3))
+        self.assertEqual(refused.returncode, 2, refused.stdout)
+        self.assertIn("mxfp8.toml would be replaced", refused.stderr)
+        self.assertEqual([path.name for path in folder.iterdir()], ["mxfp8.toml"])
+        self.assertEqual(ask(*self.shadow("mine", recipes="bf16", steps=3))["steps"], 3)
+        self.assertEqual(ask(*self.shadow("mine", recipes="bf16", steps=3))["steps"], 3)  # its own it replaces
 
     def test_shadow_mode_begins_again_where_it_could_not_begin(self):
         refused = run(*self.arguments("begins", "--fast", "--set", "model.width=20", recipes="mxfp8", steps=3))
