@@ -28,6 +28,7 @@
 #include <utility>
 
 #include "diagnose/aside.h"
+#include "diagnose/layer_memory.h"
 #include "diagnose/trace_backward.h"
 #include "words/numbers.h"
 
@@ -255,12 +256,8 @@ struct OpTracer::State final : c10::DebugInfoBase, std::enable_shared_from_this<
 
   std::mutex mutex;
   using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
-  struct Named {
-    std::string layer;
-    WeakStorage storage;
-  };
   std::unordered_map<const c10::TensorImpl*, std::string> parameters;  // and their layers
-  std::unordered_map<const c10::StorageImpl*, Named> layers;
+  diagnose::LayerMemory layers;
   struct Bad {
     int64_t producer;
     c10::Storage kept;  // so that its address is nobody else's
@@ -308,15 +305,7 @@ struct OpTracer::State final : c10::DebugInfoBase, std::enable_shared_from_this<
     // The memory of weights in parts comes and goes; the model's tensors stay.
     if (const auto found = parameters.find(tensor.unsafeGetTensorImpl()); found != parameters.end())
       return &found->second;
-    if (!tensor.has_storage()) return nullptr;
-    const auto found = layers.find(tensor.storage().unsafeGetStorageImpl());
-    if (found == layers.end() || found->second.storage.expired()) return nullptr;
-    return &found->second.layer;
-  }
-  void name(const at::Tensor& tensor, std::string layer) {
-    if (!tensor.has_storage()) return;
-    layers.insert_or_assign(tensor.storage().unsafeGetStorageImpl(),
-                            Named{std::move(layer), tensor.storage().getWeakStorageImpl()});
+    return layers.find(tensor);
   }
 
   const Bad* badness(const at::Tensor& tensor) const {
@@ -485,8 +474,7 @@ int64_t OpTracer::State::outside_producer(const Frame& frame, const at::Tensor& 
     culprit.op = "weight";
     culprit.layer = *layer;
     culprit.verdict =
-        "The weight was not finite before this step: look at the steps before, or at the file "
-        "that it came from.";
+        "The weight was not finite before this step: check the steps before, or the file that it came from.";
   } else if (frame.in_backward) {
     culprit.op = "gradient";
     culprit.inside = frame.name;
@@ -497,8 +485,7 @@ int64_t OpTracer::State::outside_producer(const Frame& frame, const at::Tensor& 
     culprit.op = without_namespace(input.grad_fn()->name());
     culprit.layer = frame.layer.empty() ? place() : frame.layer;
     culprit.verdict = detail::concat(
-        "Code that calls no operation of LibTorch's made it, or one from before "
-        "the tracer; ",
+        "Code that calls no LibTorch operation made it, or an operation that ran before the tracer; ",
         frame.name, " was the first to read it.");
   } else {
     culprit.inside = frame.name;
@@ -562,7 +549,7 @@ void OpTracer::State::name_derived(const Frame& frame, const at::Tensor& output)
       ++count;
     });
   if (count != 1) return;
-  if (const std::string* layer = named(only)) name(output, *layer);
+  if (const std::string* layer = named(only)) layers.add_storage(output, *layer);
 }
 
 void OpTracer::State::see_values(Frame& frame, const at::Tensor& tensor, std::optional<std::size_t> index) {
@@ -733,7 +720,7 @@ void OpTracer::State::see_node(const torch::autograd::Node& node,
       for (const at::Tensor& input : inputs) frame.inputs.emplace_back(input);
       producer = new_producer(frame, output, std::nullopt);
       if (site != sites.end()) producers.back().inside = "backward of " + site->second.op;
-      producers.back().verdict = "It is no operation of LibTorch's, so it was not repeated in FP64.";
+      producers.back().verdict = "It is not a LibTorch operation, so it was not repeated in FP64.";
     } else {
       ++producers[static_cast<std::size_t>(*producer)].propagated;
       used.insert({torch::autograd::get_current_graph_task_id(), *producer});
@@ -810,7 +797,7 @@ void diagnose::watch_backward(const at::Tensor& loss) {
 OpTracer::OpTracer(const std::vector<Param>& params) : state_(std::make_shared<State>()) {
   for (const Param& param : params) {
     state_->parameters.emplace(param.working.unsafeGetTensorImpl(), layer_of(param.name));
-    state_->name(param.working, layer_of(param.name));
+    state_->layers.add_param(param, layer_of(param.name));
   }
   state_->join();
 }
@@ -888,7 +875,7 @@ std::string sentence(const CulpritRecord& culprit) {
   for (const std::string& input : culprit.inputs) text += detail::concat(" ", input, ".");
   text += " " + culprit.verdict;
   if (culprit.propagated > 0)
-    text += detail::concat(" ", counted(culprit.propagated, "later operation"), " passed it on.");
+    text += detail::concat(" ", counted(culprit.propagated, "later operation"), " propagated it.");
   return text;
 }
 

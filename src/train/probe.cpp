@@ -16,10 +16,12 @@
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <unordered_map>
 
 #include "diagnose/aside.h"
+#include "diagnose/layer_memory.h"
 #include "diagnose/step_observer.h"
 #include "kernels/statistics.h"
 #include "tensor/dense.h"
@@ -69,10 +71,19 @@ struct Probe::State final : StepObserver, std::enable_shared_from_this<Probe::St
   ProbeOptions options;
   int64_t step = 1;
   std::vector<ProbeRecord> records;
-  std::size_t complete = 0;                             // of them are of steps that are over
-  std::unordered_map<const void*, std::string> layers;  // of parameters and of their memory
-  std::map<std::string, TensorStats> activations;       // of this step's micro-batches
-  std::vector<at::Tensor> before;                       // the weights, for the update
+  std::size_t complete = 0;                                            // of them are of steps that are over
+  std::unordered_map<const c10::TensorImpl*, std::string> parameters;  // and their layers
+  diagnose::LayerMemory layers;
+  std::map<std::string, TensorStats> activations;  // of this step's micro-batches
+  /// The last output of a layer. A Linear of three dimensions adds its bias to the product in place: the sum
+  /// takes the product's place in the statistics.
+  struct LastOutput {
+    std::string layer;
+    c10::weak_intrusive_ptr<c10::StorageImpl> memory;
+    TensorStats before;  // of the layer, without it
+  };
+  std::optional<LastOutput> last_output;
+  std::vector<at::Tensor> before;  // the weights, for the update
   std::string last_layer;
   int64_t forwards = 0;               // of this step, with gradients
   bool is_summed_by_autograd = true;  // where gradients of several forwards are one sum
@@ -178,26 +189,32 @@ struct Probe::State final : StepObserver, std::enable_shared_from_this<Probe::St
   void see_activation(const std::string& layer, const at::Tensor& tensor) {
     if (!tensor.defined() || tensor.numel() == 0 || !training_format(tensor.scalar_type())) return;
     if (layer.empty() || layer_of(tensor)) return;  // a weight that is transposed is no activation
-    activations[layer].merge(statistics_of(tensor));
+    TensorStats& stats = activations[layer];
+    const auto* const memory = tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
+    if (last_output && last_output->layer == layer && !last_output->memory.expired() &&
+        last_output->memory._unsafe_get_target() == memory)
+      stats = last_output->before;
+    else if (memory)
+      last_output.emplace(LastOutput{layer, tensor.storage().getWeakStorageImpl(), stats});
+    stats.merge(statistics_of(tensor));
   }
 
   const std::string* layer_of(const at::Tensor& tensor) const {
-    auto found = layers.find(tensor.unsafeGetTensorImpl());
-    if (found == layers.end() && tensor.has_storage())
-      found = layers.find(tensor.storage().unsafeGetStorageImpl());
-    return found == layers.end() ? nullptr : &found->second;
+    const auto found = parameters.find(tensor.unsafeGetTensorImpl());
+    return found == parameters.end() ? layers.find(tensor) : &found->second;
   }
 
   std::shared_ptr<void> begin_forward(const std::vector<Param>& params) override {
     if (!samples() || !options.activations || !at::GradMode::is_enabled()) return nullptr;
     last_layer.clear();
+    last_output.reset();
+    parameters.clear();
     layers.clear();
     for (const Param& param : params) {
       const std::size_t dot = param.name.rfind('.');
       const std::string layer = dot == param.name.npos ? param.name : param.name.substr(0, dot);
-      layers.emplace(param.working.unsafeGetTensorImpl(), layer);
-      if (param.working.has_storage() && param.working.storage().nbytes() > 0)
-        layers.emplace(param.working.storage().unsafeGetStorageImpl(), layer);
+      parameters.emplace(param.working.unsafeGetTensorImpl(), layer);
+      layers.add_param(param, layer);
     }
     return std::make_shared<Watching>(shared_from_this());
   }

@@ -1,6 +1,7 @@
 // What the doctor sees of several ranks, in real processes: who failed, what their tensors were like
 // together, and how far they lie apart.
 #include <gtest/gtest.h>
+#include <halfstep/op_tracer.h>
 #include <halfstep/probe.h>
 #include <halfstep/task.h>
 #include <halfstep/train_step.h>
@@ -402,6 +403,66 @@ TEST(MergedOverRanks, RecordsAreMatchedByWhatTheyAreOf) {
         expected += joined(1, "activation", "a", {1, 101}) + joined(1, "activation", "a", {2});
     }
   for (const std::string& text : texts_of_ranks(2, "merges_what_it_is_given")) EXPECT_EQ(text, expected);
+}
+
+struct Chain final : torch::nn::Module {
+  torch::nn::Linear first = register_module("first", torch::nn::Linear(6, 6));
+  torch::nn::Linear second = register_module("second", torch::nn::Linear(6, 6));
+  torch::nn::Linear third = register_module("third", torch::nn::Linear(6, 6));
+};
+
+/// Sharded weights lie one behind the other in one storage; a Linear of three dimensions is given a view of
+/// its weight, and adds its bias in place.
+HALFSTEP_RANK_CASE(layers_of_shards) {
+  const auto sharding = static_cast<Sharding>(std::stoi(arguments.at(0)));
+  torch::manual_seed(3);
+  Chain model;
+  {
+    const torch::NoGradGuard no_grad;
+    model.first->weight.copy_(torch::eye(6));
+    model.first->bias.zero_();
+    model.second->weight.fill_(10);
+  }
+  MixedPrecision mp(
+      Precision::fp32(), model,
+      {.autocast = kAnyMachine, .accumulation = Accumulation::Fp32, .ranks = ranks, .sharding = sharding});
+  AdamW optimizer(mp.params(), {.lr = 0.1});
+  Probe probe(mp, {.every = 1});
+  const auto forward = [&](const at::Tensor& input, std::map<std::string, at::Tensor>& outputs) {
+    return mp.forward([&] {
+      at::Tensor rows = input;
+      for (const auto& [name, layer] : {std::pair("first", model.first), std::pair("second", model.second),
+                                        std::pair("third", model.third)})
+        rows = outputs[name] = torch::nn::Linear(layer)->forward(rows);
+      return rows.square().mean();
+    });
+  };
+  std::map<std::string, at::Tensor> outputs;
+  mp.backward(forward(torch::randn({2, 4, 6}), outputs), {.last = true});
+  mp.close_sum();
+  const GradSummary grads = mp.inspect_grads();
+  (void)optimizer.step(grads.unclipped());
+  mp.advance(grads);
+  optimizer.zero_grad();
+  if (const std::string fault = fault_of(probe.take(), "activation", outputs); !fault.empty()) return fault;
+  // With weights in parts the model's memory is not that of the params.
+  if (sharding == Sharding::Weights) return "as alone";
+  std::string named;
+  {
+    OpTracer tracer(mp.params());
+    const at::Tensor loss = forward(torch::full({2, 4, 6}, 1e38f), outputs);
+    mp.backward(loss, {.last = true});
+    const auto culprit = tracer.culprit(loss);
+    named = culprit ? culprit->layer : "nobody";
+  }
+  return named == "second" ? "as alone" : "the culprit is of " + named;
+}
+
+TEST(DoctorOfRanks, OutputsAndCulpritsAreOfTheirLayersWithShardedWeightsToo) {
+  for (const Sharding sharding : {Sharding::None, Sharding::States, Sharding::Gradients, Sharding::Weights})
+    for (const std::string& text :
+         texts_of_ranks(2, "layers_of_shards", {std::to_string(static_cast<int>(sharding))}))
+      EXPECT_EQ(text, "as alone") << static_cast<int>(sharding);
 }
 
 }  // namespace doctor_ranks_test

@@ -395,6 +395,32 @@ TEST(Probe, MayEndAtAnyTimeAndAnotherTakeItsPlace) {
   second.reset();  // before the Probe
 }
 
+TEST(Probe, ABiasThatIsAddedInPlaceIsPartOfTheOutput) {
+  // LibTorch's Linear of three dimensions: a product, and then the bias.
+  torch::manual_seed(1);
+  torch::nn::Sequential model(torch::nn::Linear(8, 4));
+  MixedPrecision mp(Precision::fp32(), *model, {.autocast = kAnyMachine});
+  Probe probe(mp, {.every = 1});
+  std::vector<at::Tensor> outputs;
+  const at::Tensor loss = mp.forward([&] {
+    for (int call = 0; call < 2; ++call) outputs.push_back(model->forward(torch::randn({2, 5, 8})));
+    return (outputs[0] + outputs[1]).sum();
+  });
+  mp.backward(loss);
+  const GradSummary grads = mp.inspect_grads();
+  mp.advance(grads);
+  const TensorStats expected = statistics_of(torch::stack(outputs).contiguous());
+  int found = 0;
+  for (const ProbeRecord& record : probe.take())
+    if (record.role == "activation") {
+      ++found;
+      EXPECT_EQ(record.stats.count, expected.count);
+      EXPECT_EQ(record.stats.amax, expected.amax);
+      EXPECT_EQ(record.stats.exponents, expected.exponents);
+    }
+  EXPECT_EQ(found, 1);
+}
+
 TEST(Statistics, OfTensorsThatAreNotInOneRow) {
   const at::Tensor square = torch::randn({64, 64});
   EXPECT_EQ(statistics_of(square.t()).packed(), statistics_of(square.t().contiguous()).packed());
