@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <filesystem>
@@ -16,6 +17,7 @@
 #include <iostream>
 #include <map>
 #include <optional>
+#include <sstream>
 #include <thread>
 
 #include "cli/commands.h"
@@ -50,12 +52,14 @@ struct Ending {
         signal(WIFSIGNALED(status) ? WTERMSIG(status) : 0) {}
   int exit_code() const { return signal != 0 ? kSignalled + signal : code; }
   /// Ends that all ranks come to together, each in its own time: rank 0 may still be saving.
-  bool orderly(bool asked_to_stop) const {
+  /// Codes above 0 mean what they mean in a command of halfstep's only.
+  bool orderly(bool asked_to_stop, bool is_ours) const {
     // By what was passed on, and not by a crash beside it.
     if (signal != 0)
       return asked_to_stop &&
              (signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGUSR1);
-    return code == kDone || code == kDiverged || code == kOutOfTime || (asked_to_stop && code >= kSignalled);
+    return code == kDone || (is_ours && (code == kDiverged || code == kOutOfTime)) ||
+           (asked_to_stop && code >= kSignalled);
   }
   std::string text() const {
     if (signal != 0) return detail::concat("killed by signal ", signal, " (SIG", sigabbrev_np(signal), ")");
@@ -110,6 +114,24 @@ struct Failure {
   int exit_code;
 };
 
+/// Whether a process group has a process that has not ended. One that has, and that nobody asks about, stays
+/// in its group.
+bool has_live_members(pid_t group) {
+  if (kill(-group, 0) != 0) return false;
+  std::error_code unknown;
+  for (const auto& entry : fs::directory_iterator("/proc", unknown)) {
+    std::ifstream file(entry.path() / "stat");
+    std::string line;
+    if (!std::getline(file, line)) continue;
+    // "NUMBER (NAME) STATE PARENT GROUP ...", and a name may have anything in it.
+    std::istringstream rest(line.substr(std::min(line.size(), line.rfind(')') + 1)));
+    char state = 0;
+    pid_t parent = 0, of_group = 0;
+    if (rest >> state >> parent >> of_group && of_group == group && state != 'Z') return true;
+  }
+  return false;
+}
+
 /// All ranks of one attempt, of which this host's are started.
 class Attempt {
  public:
@@ -131,8 +153,8 @@ class Attempt {
       learn_of_stop();
       learn_of_failure();
       if (kill_at_ && Clock::now() > *kill_at_)
-        for (const auto& [pid, rank] : running_) kill(pid, SIGKILL);
-    } while (!running_.empty() || (!failure_ && !hosts_.all_ended()));
+        for (const pid_t pid : started_) signal_group(pid, SIGKILL);
+    } while (!running_.empty() || has_members_left() || (!failure_ && !hosts_.all_ended()));
     return failure_;
   }
 
@@ -142,17 +164,29 @@ class Attempt {
   /// Of the ranks that were left when one was lost, those that had nothing to say about it; "" where none.
   std::string silent_text() const {
     std::string text;
-    if (done_ > 0) text += detail::concat(done_, " had ended with nothing wrong");
+    if (done_ > 0) text += detail::concat(done_, " had ended without an error");
     if (unmet_ > 0)
       text += detail::concat(text.empty() ? "" : ", ", unmet_,
-                             " had not met the others yet, and could be ended at once");
+                             " had not joined the others yet, and could be ended at once");
     return text.empty() ? "" : detail::concat("of ", request_.ranks, " ranks ", text, ".");
   }
 
  private:
   void pass_on(int signal) {
     asked_to_stop_ = signal;
-    for (const auto& [pid, rank] : running_) kill(pid, signal);
+    for (const pid_t pid : started_) signal_group(pid, signal);
+  }
+
+  /// A rank's process and those that it has started: a shell passes no signal on.
+  void signal_group(pid_t pid, int signal) const {
+    if (kill(-pid, signal) != 0 && running_.contains(pid)) kill(pid, signal);  // it has no group yet
+  }
+
+  /// Whether processes that a rank has started are still at work after it was asked to stop, or failed.
+  bool has_members_left() const {
+    if (!asked_to_stop() && !failure_) return false;
+    return std::any_of(started_.begin(), started_.end(),
+                       [this](pid_t pid) { return !running_.contains(pid) && has_live_members(pid); });
   }
 
   void learn_of_stop() {
@@ -170,10 +204,11 @@ class Attempt {
     if (found == running_.end()) return;
     const int rank = found->second;
     running_.erase(found);
+    if (!has_live_members(pid)) std::erase(started_, pid);
     learn_of_stop();  // ranks may have heard of it from one another, and ended
     if (rank == hosts_.first_rank()) exit_code_ = ending.exit_code();
     if (exit_code_ == kSignalled) exit_code_ += asked_to_stop_;  // it had no signal of its own
-    if (ending.orderly(asked_to_stop())) {
+    if (ending.orderly(asked_to_stop(), request_.is_ours)) {
       ++done_;
       return hosts_.announce_end(rank);
     }
@@ -206,8 +241,7 @@ class Attempt {
         request_.is_ours || unmet.size() < running_.size() || hosts_.has_joined(failure_->lost.rank);
     if (!they_meet) return;
     unmet_ = unmet.size();
-    for (const pid_t pid : unmet)
-      if (kill(-pid, SIGKILL) != 0) kill(pid, SIGKILL);  // its group, once it has made one
+    for (const pid_t pid : unmet) signal_group(pid, SIGKILL);
   }
 
   void start(int local, const fs::path& logs, int number) {
@@ -261,17 +295,19 @@ class Attempt {
       const char* why = strerrordesc_np(errno);
       const bool is_word = std::strchr(words[0], '/') == nullptr;
       dprintf(STDERR_FILENO, "halfstep: cannot start %s: %s%s\n", words[0], why,
-              is_word ? ". It is no command of halfstep's either: 'halfstep --help' lists those" : "");
+              is_word ? ". It is not a halfstep command either: 'halfstep --help' lists those" : "");
       _exit(127);
     }
     if (log >= 0) close(log);
     running_.emplace(pid, rank);
+    started_.push_back(pid);
   }
 
   const LaunchRequest& request_;
   Signals& signals_;
   Hosts& hosts_;
   std::map<pid_t, int> running_;
+  std::vector<pid_t> started_;  // of which something may still be at work
   std::optional<Failure> failure_;
   std::optional<Clock::time_point> kill_at_;
   int asked_to_stop_ = 0;  // by which signal
@@ -329,8 +365,9 @@ std::optional<int> signal_within(Signals& signals, std::chrono::milliseconds mos
 void warn_of_open_ports(const std::vector<std::string>& addresses) {
   for (const std::string& address : addresses)
     if (!MeetingPlace::is_loopback(address)) {
-      std::cerr << "halfstep: ranks listen on " << address
-                << ", unencrypted: whoever reaches this address can join. Use a network that you trust.\n";
+      std::cerr
+          << "halfstep: ranks listen on " << address
+          << ", unencrypted: anyone who can reach this address can join. Use a network that you trust.\n";
       return;
     }
 }
@@ -356,7 +393,7 @@ void launch(const LaunchRequest& request) {
     const fs::path log = logs.path() / detail::concat("rank-", lost.rank, ".log");
     if (fs::exists(log)) {
       show_end_of(log);
-      std::cerr << "halfstep: all it wrote is in " << log.string() << "\n";
+      std::cerr << "halfstep: its full output is in " << log.string() << "\n";
     }
     if (const std::string silent = ranks.silent_text(); !silent.empty())
       std::cerr << "halfstep: " << silent << "\n";
@@ -397,10 +434,10 @@ void add_launch(CLI::App& program, std::vector<std::string> words) {
       ->required()
       ->check(CLI::Range(1, 1024))
       ->type_name("N");
-  command->add_option("--restarts", request->restarts, "After a failure, all start again, so often")
+  command->add_option("--restarts", request->restarts, "How often to restart all after a failure")
       ->check(CLI::Range(0, 1'000'000))
       ->type_name("N");
-  command->add_option("--logs", request->logs, "What ranks from 1 on write goes here")->type_name("DIR");
+  command->add_option("--logs", request->logs, "Folder for output of ranks from 1 on")->type_name("DIR");
   auto listen = std::make_shared<std::string>();
   CLI::Option* const one =
       command->add_option("--listen", *listen, "Address of this host; 127.0.0.1")->type_name("ADDRESS");
@@ -432,7 +469,7 @@ void add_launch(CLI::App& program, std::vector<std::string> words) {
       throw ExitWith(kUsage,
                      "launch: this process was started by 'halfstep launch' itself, as rank " +
                          std::string(getenv("RANK") == nullptr ? "?" : getenv("RANK")) +
-                         ". One launch starts all ranks; unset HALFSTEP_LAUNCH if another run is meant.");
+                         ". One launch starts all ranks; unset HALFSTEP_LAUNCH to start another run.");
     if (words.empty())
       throw ExitWith(kUsage, "launch: which command? As in 'halfstep launch -n 2 train --preset tiny'.");
     const auto ours =

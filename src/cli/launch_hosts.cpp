@@ -56,7 +56,7 @@ Hosts::Hosts(HostsRequest request, int ranks_per_host, Pause pause)
       if (!MeetingPlace::is_loopback(other))
         throw ExitWith(kUsage,
                        detail::concat("launch: ", meeting_address(), " is a loopback address here, which ",
-                                      other, " cannot reach. Give the address that others know."));
+                                      other, " cannot reach. Give the address that other hosts use."));
   place_.emplace(meeting_address(), request_.port);
 }
 
@@ -154,9 +154,10 @@ int Hosts::begin_attempt() {
   why += detail::concat(missing.size() == 1 ? " is" : " are", " not there after ", request_.patience.count(),
                         " s. ");
   why += place_
-             ? "Was the same command started there? Time for it is given by --host-wait."
-             : detail::concat("Nobody holds the ranks' meeting place at ", meeting_address(), ":",
-                              request_.port, ". Was the same command started there, and is the port open?");
+             ? "Was the same command started there? --host-wait sets how long to wait."
+             : detail::concat("No ranks' meeting place answers at ", meeting_address(), ":", request_.port,
+                              ". Was the same command started there, and is the port open, and not another "
+                              "program's?");
   finish(why);
   throw ExitWith(kRankLost, why);
 }

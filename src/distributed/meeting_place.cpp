@@ -9,7 +9,9 @@
 
 #include <array>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 
 namespace halfstep::distributed {
@@ -25,17 +27,22 @@ Addresses resolved(const std::string& address, uint16_t port, int kind) {
   wanted.ai_family = AF_UNSPEC;
   wanted.ai_socktype = kind;
   const int refused = getaddrinfo(address.c_str(), std::to_string(port).c_str(), &wanted, &found);
-  HALFSTEP_CHECK(refused == 0, "Ranks: '", address, "' is no address of a host: ", gai_strerror(refused),
-                 ".");
+  HALFSTEP_CHECK(refused == 0, "Ranks: '", address, "' is not a host address: ", gai_strerror(refused), ".");
   return Addresses(found);
+}
+
+/// 0 of an address that has none.
+uint16_t port_in(const sockaddr_storage& address) {
+  if (address.ss_family == AF_INET6) return ntohs(reinterpret_cast<const sockaddr_in6*>(&address)->sin6_port);
+  if (address.ss_family == AF_INET) return ntohs(reinterpret_cast<const sockaddr_in*>(&address)->sin_port);
+  return 0;
 }
 
 uint16_t port_of(int fd) {
   sockaddr_storage bound{};
   socklen_t size = sizeof bound;
   getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &size);
-  return ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&bound)->sin6_port
-                                           : reinterpret_cast<sockaddr_in*>(&bound)->sin_port);
+  return port_in(bound);
 }
 
 }  // namespace
@@ -66,7 +73,8 @@ std::string address_towards(const std::string& address, uint16_t port) {
                      getsockname(fd, reinterpret_cast<sockaddr*>(&from), &size) == 0;
   const int code = errno;
   if (fd >= 0) close(fd);
-  HALFSTEP_CHECK(known, "Ranks: no way leads from this host to '", address, "': ", std::strerror(code), ".");
+  HALFSTEP_CHECK(known, "Ranks: there is no route from this host to '", address, "': ", std::strerror(code),
+                 ".");
   std::array<char, NI_MAXHOST> text{};
   getnameinfo(reinterpret_cast<sockaddr*>(&from), size, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST);
   return text.data();
@@ -87,6 +95,23 @@ bool answers(const std::string& address, uint16_t port) {
   }
   close(fd);
   return connected;
+}
+
+void limit_answers(uint16_t port, std::chrono::milliseconds limit) {
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(limit);
+  timeval most{};
+  most.tv_sec = seconds.count();
+  most.tv_usec = std::chrono::duration_cast<std::chrono::microseconds>(limit - seconds).count();
+  // LibTorch tells nobody the number of its socket.
+  std::error_code unknown;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", unknown)) {
+    const int fd = std::atoi(entry.path().filename().c_str());
+    sockaddr_storage peer{};
+    socklen_t size = sizeof peer;
+    if (getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) != 0 || port_in(peer) != port) continue;
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &most, sizeof most);
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &most, sizeof most);
+  }
 }
 
 bool is_own(const std::string& address) {

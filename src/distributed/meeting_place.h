@@ -1,6 +1,7 @@
 // Sockets and keys of the store where ranks meet.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 
@@ -20,6 +21,10 @@ std::string address_towards(const std::string& address, uint16_t port);
 
 /// Whether somebody listens there.
 bool answers(const std::string& address, uint16_t port);
+
+/// Limits how long this process waits for an answer on any of its connections to that port. LibTorch's store
+/// has no limit of its own: a holder that is frozen, or whose host is gone, keeps its connections open.
+void limit_answers(uint16_t port, std::chrono::milliseconds limit);
 
 /// Whether `address` is one of this host's.
 bool is_own(const std::string& address);

@@ -102,6 +102,35 @@ std::optional<Environment> environment() {
   return found;
 }
 
+/// Runs `function` on another thread; the caller may stop waiting for it.
+template <typename Function>
+std::future<std::invoke_result_t<Function>> started(Function function) {
+  std::promise<std::invoke_result_t<Function>> promise;
+  auto result = promise.get_future();
+  std::thread([promise = std::move(promise), function = std::move(function)]() mutable {
+    try {
+      promise.set_value(function());
+    } catch (...) {
+      promise.set_exception(std::current_exception());
+    }
+  }).detach();
+  return result;
+}
+
+/// LibTorch's own wait for a server has no limit: another program may accept connections and never answer.
+c10::intrusive_ptr<c10d::TCPStore> connected_store(const std::string& address,
+                                                   const c10d::TCPStoreOptions& options,
+                                                   std::chrono::milliseconds longest_answer) {
+  auto store = started([=] { return c10::make_intrusive<c10d::TCPStore>(address, options); });
+  constexpr std::chrono::seconds kMargin{1};  // where nobody listens, its own message comes first
+  if (store.wait_for(options.timeout + kMargin) != std::future_status::ready)
+    throw std::runtime_error(detail::concat("a program accepts connections there and did not answer within ",
+                                            options.timeout.count() / 1000.0, " s"));
+  const auto connected = store.get();
+  distributed::limit_answers(options.port, longest_answer);
+  return connected;
+}
+
 StorePtr open_store(const Environment& where, std::chrono::milliseconds timeout) {
   c10d::TCPStoreOptions options;
   options.port = where.port;
@@ -111,7 +140,7 @@ StorePtr open_store(const Environment& where, std::chrono::milliseconds timeout)
   // LibTorch's own socket would listen on every address of the host.
   if (options.isServer) options.masterListenFd = distributed::listen_on(where.address, where.port).fd;
   return c10::make_intrusive<c10d::PrefixStore>(distributed::attempt_prefix(where.attempt),
-                                                c10::make_intrusive<c10d::TCPStore>(where.address, options));
+                                                connected_store(where.address, options, timeout));
 }
 
 }  // namespace
@@ -121,20 +150,28 @@ struct Ranks::State {
   std::chrono::milliseconds timeout{};
   StorePtr store{};
   c10::intrusive_ptr<c10d::Backend> group{}, nccl{};
-  int handle = 0;  // of those that this process has made
+  int64_t handle = 0;  // of those that this rank has made, the same on all ranks
   int64_t waits_for_first = 0;
   std::map<std::string, int64_t> decisions{};                              // by what they are about
   std::vector<std::pair<const void*, std::function<void()>>> in_pieces{};  // as they were begun
   bool completing = false;
-  std::mutex asking;   // of the store: `decided` may be called beside the rest
-  std::mutex failing;  // the first to find out asks the others
+  std::mutex asking;                   // of the store: `decided` may be called beside the rest
+  std::atomic<bool> is_silent{false};  // the store has failed to answer
+  std::mutex failing;                  // the first to find out asks the others
   std::optional<RankError> failed{};
 
-  /// What a function of the store says.
+  /// What a function of the store says. Once an answer failed to come, a late one would be taken for that to
+  /// the next question: nothing more is asked.
   template <typename Function>
   auto asked(Function function) {
     const std::lock_guard lock(asking);
-    return function(*store);
+    if (is_silent) throw std::runtime_error("it did not answer before");
+    try {
+      return function(*store);
+    } catch (...) {
+      is_silent = true;
+      throw;
+    }
   }
   bool is_set(const std::string& key) {
     return asked([&](c10d::Store& at) { return at.check({key}); });
@@ -169,7 +206,7 @@ struct Ranks::State {
           if (ending.wait_for(lock, beat_pause(), [this] { return is_ending; })) return;
         }
       } catch (const std::exception&) {
-        // The meeting place is gone: whatever exchanges next says so.
+        // The meeting place is gone, or frozen: whatever exchanges next says so.
       }
     });
   }
@@ -221,6 +258,11 @@ struct Ranks::State {
     return nccl.get();
   }
 
+  /// Without it nobody would learn of a loss, or end these processes if whoever started them is gone.
+  void check_meeting_place(const std::string& what) {
+    if (is_silent) fail(what, "no sign of life arrived there");
+  }
+
   static void check_contiguous(const at::Tensor& tensor) {
     HALFSTEP_CHECK(tensor.is_contiguous(), "Ranks: a tensor of shape ", tensor.sizes(),
                    " that is not contiguous. Give tensor.contiguous(), or the memory that it is a view of.");
@@ -258,7 +300,7 @@ struct Ranks::State {
   RankError reason_of(const std::string& what, const std::string& cause);
 
   /// Makes the group, once all ranks are there.
-  void connect(const std::string& own_address);
+  void connect(const std::string& own_address, uint16_t port);
 
   /// However long it takes, unless a rank is lost, or one of those that are waited for hangs.
   void wait_until(const std::string& what, const std::function<bool()>& holds,
@@ -288,16 +330,15 @@ RankError Ranks::State::reason_of(const std::string& what, const std::string& ca
     }
     for (const int each : missing)
       if (is_set(distributed::kEndedKey + std::to_string(each)))
-        return RankError(
-            detail::concat(begin, "rank ", each,
-                           " has ended, with nothing wrong, while this one goes on. All ranks take as "
-                           "many steps, and make the same calls."),
-            {each});
+        return RankError(detail::concat(begin, "rank ", each,
+                                        " has ended without an error, while this one continues. All ranks "
+                                        "must take the same number of steps and make the same calls."),
+                         {each});
     if (!missing.empty()) set(distributed::kUnansweringKey, numbers_text(missing));
   } catch (const std::exception&) {
     return RankError(detail::concat(begin,
-                                    "the process that holds the ranks' meeting place is gone, rank 0 or the "
-                                    "one that started them. LibTorch: ",
+                                    "the process that holds the ranks' meeting place is gone or does not "
+                                    "answer: rank 0, or the one that started the ranks. LibTorch: ",
                                     cause),
                      {0});
   }
@@ -315,24 +356,20 @@ RankError Ranks::State::reason_of(const std::string& what, const std::string& ca
 
 /// Gloo waits for every rank until time is up, and does not ask whether one of them is gone. So it waits
 /// beside this thread, which asks; a wait that is given up ends by itself.
-void Ranks::State::connect(const std::string& own_address) {
+void Ranks::State::connect(const std::string& own_address, uint16_t port) {
   const std::string what = "connecting";
   guarded(what, [&] { set(distributed::kJoinedKey + std::to_string(rank), "yes"); });
   // A store answers one question after the other: Gloo's would hold up those of this thread.
   const StorePtr waiting = store;
   guarded(what, [&] { store = waiting->clone(); });
-  std::promise<c10::intrusive_ptr<c10d::Backend>> made;
-  auto connected = made.get_future();
-  std::thread([made = std::move(made), own_address, timeout = timeout, rank = rank, size = size,
-               at = c10::make_intrusive<c10d::PrefixStore>(own_key("gloo"), waiting)]() mutable {
-    try {
-      auto options = c10d::ProcessGroupGloo::Options::create(timeout);
-      options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(own_address));
-      made.set_value(c10::make_intrusive<c10d::ProcessGroupGloo>(at, rank, size, options));
-    } catch (...) {
-      made.set_exception(std::current_exception());
-    }
-  }).detach();
+  distributed::limit_answers(port, timeout);
+  auto connected = started([own_address, timeout = timeout, rank = rank, size = size,
+                            at = c10::make_intrusive<c10d::PrefixStore>(own_key("gloo"), waiting)] {
+    auto options = c10d::ProcessGroupGloo::Options::create(timeout);
+    options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(own_address));
+    return c10::intrusive_ptr<c10d::Backend>(
+        c10::make_intrusive<c10d::ProcessGroupGloo>(at, rank, size, options));
+  });
   wait_until(
       what, [&] { return connected.wait_for(std::chrono::seconds(0)) == std::future_status::ready; },
       [] { return std::vector<int>{}; });
@@ -353,8 +390,6 @@ Ranks Ranks::from_environment(const RanksOptions& options) {
   state.local_rank = found->local_rank;
   state.size = found->size;
   state.timeout = options.timeout;
-  static std::atomic<int> made{0};
-  state.handle = made++;
   const std::string met_at = detail::concat(found->address, ":", found->port);
   try {
     state.store = open_store(*found, options.timeout);
@@ -362,11 +397,16 @@ Ranks Ranks::from_environment(const RanksOptions& options) {
     throw;
   } catch (const std::exception& error) {
     throw RankError(detail::concat("rank ", found->rank, " of ", found->size,
-                                   ": nobody holds the ranks' meeting place at ", met_at,
-                                   ". Has rank 0 been started? LibTorch: ", first_sentence(error.what())),
+                                   ": cannot join the ranks' meeting place at ", met_at, ": ",
+                                   first_sentence(error.what()),
+                                   ". Has rank 0 been started, and is the port not another program's?"),
                     {0});
   }
-  state.connect(distributed::address_towards(found->address, found->port));
+  // Not counted here: a rank may be several processes, one after another.
+  state.handle = state.guarded("connecting", [&] {
+    return state.asked([&](c10d::Store& at) { return at.add(detail::concat("handles/", found->rank), 1); });
+  });
+  state.connect(distributed::address_towards(found->address, found->port), found->port);
   state.begin_beating();
   return ranks;
 }
@@ -411,6 +451,7 @@ template <typename Begin>
 Ranks::Pending Ranks::begun(std::vector<at::Tensor> tensors, std::string what, Begin begin,
                             const void* owner) const {
   state_->complete_pieces(owner);
+  state_->check_meeting_place(what);
   for (const at::Tensor& tensor : tensors) State::check_contiguous(tensor);
   Pending pending;
   pending.state_ = std::make_shared<Pending::State>(
@@ -483,6 +524,7 @@ at::Tensor Ranks::gathered(const at::Tensor& tensor) const {
 void Ranks::barrier() const {
   if (state_->size == 1) return;
   state_->complete_pieces(nullptr);
+  state_->check_meeting_place("a barrier");
   state_->wait("a barrier", state_->guarded("a barrier", [&] { return state_->group->barrier(); }));
 }
 
@@ -592,7 +634,8 @@ struct MeetingPlace::State {
     try {
       return function(*store);
     } catch (const std::exception& error) {
-      throw RankError(detail::concat("the process that holds the ranks' meeting place is gone. LibTorch: ",
+      throw RankError(detail::concat("the process that holds the ranks' meeting place is gone or does not "
+                                     "answer. LibTorch: ",
                                      first_sentence(error.what())),
                       {0});
     }
@@ -627,7 +670,8 @@ std::optional<MeetingPlace> MeetingPlace::find(const std::string& address, uint1
   auto state = std::make_shared<State>();
   state->port = port;
   try {
-    state->store = c10::make_intrusive<c10d::TCPStore>(address, options);
+    // As long as ranks wait for one another by default: a launcher that is slow is not gone.
+    state->store = connected_store(address, options, RanksOptions{}.timeout);
   } catch (const std::exception&) {
     return std::nullopt;  // it has just ended, or is another program's
   }

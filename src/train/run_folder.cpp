@@ -80,23 +80,30 @@ std::optional<Checkpoint> checkpoint_to_resume(const CheckpointFolder& checkpoin
 /// Says which `halfstep launch` has started this process.
 constexpr const char* kLaunchVariable = "HALFSTEP_LAUNCH";
 
-/// Whether the launcher that started this process has started the run in the folder before: the same command,
-/// for the second time.
+/// Which attempt of that launcher this is.
+int launch_attempt() {
+  const char* const attempt = std::getenv("TORCHELASTIC_RESTART_COUNT");
+  return attempt == nullptr ? 0 : std::atoi(attempt);
+}
+
+/// Whether the launcher that started this process has started the run in the folder in an earlier attempt:
+/// the same command, for the second time. Within one attempt it is another command.
 bool is_restart(const fs::path& folder) {
   const char* const launch = std::getenv(kLaunchVariable);
   if (launch == nullptr) return false;
   std::ifstream file(folder / "status.json");
   const auto status = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
-  return status.is_object() && status.value("launch", "") == launch;
+  return status.is_object() && status.value("launch", "") == launch &&
+         status.value("attempt", 0) < launch_attempt();
 }
 
 /// Keys that are for the beginning of a run, and what they change in one that goes on.
 constexpr std::array<std::pair<std::string_view, std::string_view>, 2> kAtTheStart = {
     {{"train.seed",
-      "; weights, dropout and the optimizer go on as they were, samples and what a recipe draws (stochastic "
-      "rounding, Hadamard signs) follow the new seed"},
+      "; weights, dropout and the optimizer continue as they were, samples and what a recipe draws "
+      "(stochastic rounding, Hadamard signs) follow the new seed"},
      {"precision.loss_scale.initial",
-      "; it is for the start of a run alone, and changes nothing in one that goes on"}}};
+      "; it is for the start of a run only, and changes nothing in a resumed one"}}};
 
 /// What is asked for now and was not when the run's folder was written, each in a sentence.
 std::vector<std::string> changes_since(RunConfig before, const RunConfig& now) {
@@ -108,6 +115,19 @@ std::vector<std::string> changes_since(RunConfig before, const RunConfig& now) {
     for (const auto& [key, effect] : kAtTheStart)
       if (change.starts_with(std::string(key) + " ")) change += effect;
   return changes;
+}
+
+/// Before a list of tensors that do not fit, which names no key.
+void check_same_shapes(const fs::path& folder, const RunConfig::Model& before, const RunConfig::Model& now) {
+  const auto check = [&](const char* key, const auto& was, const auto& is) {
+    HALFSTEP_CHECK(!was || !is || *was == *is, folder.string(), ": model.", key, " is ", *is,
+                   ", and this run was started with ", *was,
+                   ". Restore it to resume, or start another run in a new --folder.");
+  };
+  check("kind", before.kind, now.kind);
+  check("layers", before.layers, now.layers);
+  check("width", before.width, now.width);
+  check("ffn_width", before.ffn_width, now.ffn_width);
 }
 
 /// Moves all that a run left but its tokens into a folder of its own, `earlier-1`; returns its name.
@@ -181,10 +201,8 @@ RunFolder::RunFolder(const ResolvedConfig& resolved, const fs::path& folder, std
     // What a restart goes on with is what this very command has made until then.
     const bool again = is_restart(folder);
     if (again && from_step)
-      notes_.push_back(
-          detail::concat("started again by its launcher: it goes on from the last checkpoint, and not "
-                         "from step ",
-                         *from_step, " again"));
+      notes_.push_back(detail::concat(
+          "restarted by its launcher: it resumes from the last checkpoint, not from step ", *from_step));
     if (again) from_step.reset();
     checkpoint_ =
         checkpoint_to_resume(*checkpoints_, again && asked.resume == "never" ? "auto" : asked.resume, folder,
@@ -202,14 +220,17 @@ RunFolder::RunFolder(const ResolvedConfig& resolved, const fs::path& folder, std
   for (const auto& change : fingerprint_changes(*checkpoint_)) notes_.push_back(change);
   const fs::path written = folder / "config.toml";
   if (!fs::exists(written)) return;
+  std::optional<RunConfig> before;
   try {
-    const RunConfig before = resolve_config({.file = read_config_file(written)}).config;
-    log_every_ = std::max(log_every_, before.log.every);
-    for (const auto& change : changes_since(before, resolved.config)) notes_.push_back(change);
+    before = resolve_config({.file = read_config_file(written)}).config;
   } catch (const Error&) {
     notes_.push_back(detail::concat(
         written.string(), " cannot be read by this version: what the configuration changes is not known"));
+    return;
   }
+  check_same_shapes(folder, before->model, resolved.config.model);
+  log_every_ = std::max(log_every_, before->log.every);
+  for (const auto& change : changes_since(*before, resolved.config)) notes_.push_back(change);
 }
 
 void RunFolder::begin(const std::string& unit, uint64_t checkpoint_bytes, RunWatcher& watcher) {
@@ -219,7 +240,7 @@ void RunFolder::begin(const std::string& unit, uint64_t checkpoint_bytes, RunWat
   if (checkpoint_) {
     const auto pinned = pinned_after(step_);
     HALFSTEP_CHECK(!pinned, folder_.string(), ": the checkpoint of step ", pinned.value_or(0),
-                   " is pinned, and going on from step ", step_,
+                   " is pinned, and resuming from step ", step_,
                    " would remove it. Unpin it, or copy it elsewhere.");
     RunLog::check_resumable(folder_, step_);
     if (auto removal = removal_text(step_)) notes_.push_back(std::move(*removal));
@@ -255,17 +276,17 @@ std::optional<std::string> RunFolder::open_logs(const std::string& unit) {
 }
 
 template <typename Body>
-void RunFolder::patiently(int64_t step, const std::string& what, Body body) {
+void RunFolder::patiently(int64_t step, const std::string& what, Body body, bool reaches_disk) {
   try {
     body();
   } catch (const FileError& error) {
     if (refused_.emplace(what, Refusal{.since = step, .why = error.what()}).second)
       watcher_->note(step, detail::concat(what, " cannot be written: ", error.what(),
-                                          " It is kept in memory and tried again; the run goes on."));
+                                          " It is kept in memory and tried again; the run continues."));
     return;
   }
   const auto refused = refused_.find(what);
-  if (refused == refused_.end()) return;
+  if (refused == refused_.end() || !reaches_disk) return;
   const int64_t since = refused->second.since;
   refused_.erase(refused);
   std::string missing;
@@ -289,19 +310,22 @@ void RunFolder::write(const StepRecord& record) {
     write_figures(record.step, /*at_once=*/false);
   }
   if (!events_) return;
-  patiently(record.step, kEvents, [&] {
-    events_->scalar("loss", record.loss, record.step);
-    events_->scalar("lr", record.lr, record.step);
-    events_->scalar("grad_norm", record.grad_norm, record.step);
-    events_->scalar("items_per_second", record.items_per_second, record.step);
-    if (record.loss_scale) events_->scalar("loss_scale", *record.loss_scale, record.step);
-    if (record.stalled_share) events_->scalar("stalled_share", *record.stalled_share, record.step);
-    if (record.saturated_share) events_->scalar("saturated_share", *record.saturated_share, record.step);
-    if (record.vanished_share) events_->scalar("vanished_share", *record.vanished_share, record.step);
-    if (record.share_of_peak) events_->scalar("share_of_peak", *record.share_of_peak, record.step);
-    if (record.memory)
-      events_->scalar("peak_bytes", static_cast<double>(record.memory->peak_bytes), record.step);
-  });
+  patiently(
+      record.step, kEvents,
+      [&] {
+        events_->scalar("loss", record.loss, record.step);
+        events_->scalar("lr", record.lr, record.step);
+        events_->scalar("grad_norm", record.grad_norm, record.step);
+        events_->scalar("items_per_second", record.items_per_second, record.step);
+        if (record.loss_scale) events_->scalar("loss_scale", *record.loss_scale, record.step);
+        if (record.stalled_share) events_->scalar("stalled_share", *record.stalled_share, record.step);
+        if (record.saturated_share) events_->scalar("saturated_share", *record.saturated_share, record.step);
+        if (record.vanished_share) events_->scalar("vanished_share", *record.vanished_share, record.step);
+        if (record.share_of_peak) events_->scalar("share_of_peak", *record.share_of_peak, record.step);
+        if (record.memory)
+          events_->scalar("peak_bytes", static_cast<double>(record.memory->peak_bytes), record.step);
+      },
+      /*reaches_disk=*/false);
 }
 
 void RunFolder::write(const EvaluationRecord& record) {
@@ -326,10 +350,13 @@ void RunFolder::write(const ProbeRecord& record) {
   patiently(record.step, kLog, [&] { log_->probe(record); });
   if (figures_) figures_->take(record);
   if (!events_) return;
-  patiently(record.step, kEvents, [&] {
-    events_->histogram(detail::concat("log2_", record.role, "/", record.name), histogram_of(record.stats),
-                       record.step);
-  });
+  patiently(
+      record.step, kEvents,
+      [&] {
+        events_->histogram(detail::concat("log2_", record.role, "/", record.name), histogram_of(record.stats),
+                           record.step);
+      },
+      /*reaches_disk=*/false);
 }
 
 void RunFolder::write(const ShadowRecord& record) {
@@ -361,6 +388,9 @@ void RunFolder::end(const RunEnd& end) {
     log_->sync();
   });
   if (events_) patiently(end.step, kEvents, [&] { events_->flush(); });
+  if (const auto refused = refused_.find(kEvents); refused != refused_.end())
+    watcher_->note(end.step, detail::concat("events for TensorBoard since step ", refused->second.since,
+                                            " could not be written and are lost"));
   if (figures_) write_figures(end.step, /*at_once=*/true);
 }
 
@@ -375,7 +405,7 @@ void RunFolder::write_figures(int64_t step, bool at_once) {
   } catch (const FileError& error) {
     if (std::exchange(figures_refused_, true)) return;
     note(step, detail::concat("the figures for Prometheus cannot be written: ", error.what(),
-                              " It is tried again; the run goes on."));
+                              " It is tried again; the run continues."));
   }
 }
 
@@ -434,7 +464,7 @@ void RunFolder::check_room_to_begin(uint64_t checkpoint_bytes) {
   if (keep_last > 0 && in_turn <= keep_last && room < (keep_last + 1 - in_turn) * checkpoint_bytes)
     notes_.push_back(detail::concat("the disk has room for ", room / checkpoint_bytes, " checkpoints of ",
                                     size_text(checkpoint_bytes), ", and ", keep_last + 1 - in_turn,
-                                    " are to come before the oldest goes: lower checkpoint.keep_last, or "
+                                    " are saved before the oldest is removed: lower checkpoint.keep_last, or "
                                     "free some space"));
 }
 
@@ -457,7 +487,7 @@ void RunFolder::note_failed_save(int64_t step, const std::string& why) {
   saved_at_ = seconds_here();  // from here on the wait for the next attempt counts
   note(step,
        detail::concat("a checkpoint could not be saved: ", why, " ", last_saved_text(), " It is tried again",
-                      ending_ ? "." : detail::concat(" in ", retry_seconds(), " s; the run goes on.")));
+                      ending_ ? "." : detail::concat(" in ", retry_seconds(), " s; the run continues.")));
 }
 
 void RunFolder::save(Checkpoint checkpoint) {
@@ -526,11 +556,12 @@ void RunFolder::save_last(const Checkpoint& checkpoint) {
     finish_saves(checkpoint.step);
     if (saved_step_ == checkpoint.step) return;
     if (attempt == kPauses.size())
-      throw FileError(detail::concat(folder_.string(), ": the last checkpoint, of step ", checkpoint.step,
-                                     ", could not be saved in ", attempt + 1, " attempts: ", failure_, " ",
-                                     last_saved_text(), " Then run the same command again: it ",
-                                     saved_step_ > 0 ? "goes on from there." : "begins anew."),
-                      EIO);
+      throw FileError(
+          detail::concat(folder_.string(), ": the last checkpoint, of step ", checkpoint.step,
+                         ", could not be saved in ", attempt + 1, " attempts: ", failure_, " ",
+                         last_saved_text(), " Then run the same command again: it ",
+                         saved_step_ > 0 ? "resumes from there." : "starts again from the beginning."),
+          EIO);
     std::this_thread::sleep_for(std::chrono::duration<double>(kPauses[attempt]));
   }
 }
@@ -548,7 +579,7 @@ Checkpoint RunFolder::loaded_for_resume(int64_t step) const {
   } catch (const Error& error) {
     throw Error(detail::concat(error.what(),
                                " 'halfstep checkpoint ls' shows the ones before, and "
-                               "'halfstep train --from-step' goes on from one."));
+                               "'halfstep train --from-step' resumes from one."));
   }
 }
 
@@ -625,7 +656,10 @@ void RunFolder::write_status(const std::string& state, const StepRecord* latest,
                                 {"seconds", seconds()},
                                 {"step", latest != nullptr ? latest->step : step_},
                                 {"steps", resolved_.config.train.steps}};
-  if (const char* const launch = std::getenv(kLaunchVariable)) status["launch"] = launch;
+  if (const char* const launch = std::getenv(kLaunchVariable)) {
+    status["launch"] = launch;
+    status["attempt"] = launch_attempt();
+  }
   if (latest != nullptr) {
     if (std::isfinite(latest->loss)) status["loss"] = latest->loss;
     status["items_per_second"] = latest->items_per_second;

@@ -133,7 +133,7 @@ class RunFolder {
   Checkpoint loaded_for_resume(int64_t step) const;
   /// Runs what may be refused by the disk. A refusal is told once, until it works again.
   template <typename Body>
-  void patiently(int64_t step, const std::string& what, Body body);
+  void patiently(int64_t step, const std::string& what, Body body, bool reaches_disk = true);
   /// Returns a sentence if the log lacks records of steps before the present one.
   [[nodiscard]] std::optional<std::string> open_logs(const std::string& unit);
   void write_figures(int64_t step, bool at_once);

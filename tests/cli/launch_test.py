@@ -249,7 +249,7 @@ class Launch(unittest.TestCase):
         os.kill(self.ranks_of(process)[1], signal.SIGKILL)
         told = process.stderr.read()
         self.assertEqual(process.wait(timeout=200), 0, told)
-        self.assertIn("started again by its launcher", told)
+        self.assertIn("restarted by its launcher", told)
         resumed = [int(step) for step in re.findall(r"resumed after step (\d+)", told)]
         self.assertEqual(resumed[0], 4)
         self.assertGreaterEqual(resumed[-1], 18)
@@ -292,7 +292,7 @@ class Launch(unittest.TestCase):
             self.assertIn(f"rank {victim} of 3: killed by signal 9", told)
             # Each of the others says it itself, or had not come so far.
             words = told + "".join(path.read_text() for path in logs.iterdir())
-            unmet = re.search(r"of 3 ranks (\d) had not met the others yet", told)
+            unmet = re.search(r"of 3 ranks (\d) had not joined the others yet", told)
             self.assertEqual(words.count(f"rank {victim} is gone: killed by signal 9") + (int(unmet[1]) if unmet else 0), 2, words)
             if seconds is None:
                 self.assertEqual(int(unmet[1]), 2)
@@ -304,7 +304,7 @@ class Launch(unittest.TestCase):
                               capture_output=True, text=True)
         self.assertEqual(done.returncode, 128 + 9, done.stderr)
         self.assertEqual(done.stdout, "saved\n")
-        self.assertIn("of 2 ranks 1 had ended with nothing wrong", done.stderr)
+        self.assertIn("of 2 ranks 1 had ended without an error", done.stderr)
 
     def test_threads_of_ranks_spin_briefly_without_a_second_start(self):
         names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
@@ -367,6 +367,64 @@ class Launch(unittest.TestCase):
             self.assertLess(time.monotonic(), deadline)
             time.sleep(0.05)
 
+    def test_a_port_of_another_program_is_named(self):
+        # It accepts connections, as the system does for it, and never answers.
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            port = str(other.getsockname()[1])
+            ranks = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            done = subprocess.run(self.command(1, "taken", "--set", "run.rank_timeout_seconds=2"), capture_output=True, text=True,
+                                  env={**environment(), **ranks}, timeout=60)
+            self.assertEqual(done.returncode, 8, done.stderr)
+            self.assertIn(f"at 127.0.0.1:{port}: a program accepts connections there and did not answer within 2 s", done.stderr)
+            said, code = self.ended(self.on_hosts("taken", only=(1,), launch=("--host-wait", "1"), port=port))[0]
+            self.assertEqual(code, 8, said)
+            self.assertIn(f"No ranks' meeting place answers at 127.0.0.1:{port}.", said)
+
+    def test_a_frozen_holder_of_the_meeting_place_is_noticed(self):
+        ranks = []
+        variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        command = self.command(1, "frozen", "--set", "train.steps=100000", "--set", "checkpoint.every=10", "--set",
+                               "run.rank_timeout_seconds=3")
+        for rank in ("0", "1"):
+            ranks.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                                          env={**environment(), **variables, "RANK": rank}))
+            self.addCleanup(ranks[-1].stderr.close)
+            self.addCleanup(ranks[-1].kill)
+        self.wait_for_checkpoint("frozen")
+        ranks[0].send_signal(signal.SIGSTOP)
+        said = ranks[1].stderr.read()
+        self.assertEqual(ranks[1].wait(timeout=60), 8, said)
+        self.assertIn("the process that holds the ranks' meeting place is gone or does not answer", said)
+
+    def test_a_signal_reaches_what_a_shell_has_started(self):
+        train = " ".join(self.command(1, "shell", "--set", "train.steps=100000"))
+        process = subprocess.Popen([PROGRAM, "launch", "-n", "2", "--", "sh", "-c", f"{train}; echo finished"],
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+        self.addCleanup(process.stdout.close)
+        self.addCleanup(process.stderr.close)
+        self.wait_for_status("shell", 2)
+        process.send_signal(signal.SIGTERM)
+        said = process.communicate(timeout=60)[1]
+        self.assertEqual(process.returncode, 128 + 15, said)
+        # Nothing holds the folder any more, and what was done is saved.
+        self.train(2, "shell", "--set", f"train.steps={losses_of(self.folder / 'shell')[-1][0] + 1}")
+
+    def test_codes_of_other_programs_are_failures(self):
+        for code in (4, 7):
+            done = subprocess.run([PROGRAM, "launch", "-n", "2", "--", "sh", "-c", f"test $RANK = 0 || exit {code}"],
+                                  capture_output=True, text=True)
+            self.assertEqual(done.returncode, code, done.stderr)
+            self.assertIn(f"rank 1 of 2: ended with code {code}.", done.stderr)
+
+    def test_a_second_command_of_one_launch_is_no_restart(self):
+        first = self.command(1, "two", "--set", "train.steps=12", "--set", "checkpoint.every=4", "--set", "checkpoint.keep_last=0")
+        script = f"{' '.join(first)} && {' '.join(first)} --from-step 4 --set optimizer.lr=0.01"
+        done = subprocess.run([PROGRAM, "launch", "-n", "2", "--", "sh", "-c", script], capture_output=True, text=True,
+                              env=environment(), timeout=200)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("resumed after step 4", done.stderr)
+        self.assertNotIn("restarted by its launcher", done.stderr)
+
     def test_a_batch_that_ranks_cannot_share_is_refused(self):
         done = self.train(2, "odd", "--set", "data.batch_size=5", code=3)
         self.assertIn("data.batch_size is 5, of which 2 ranks take equal parts. Set it to 4 or 6", done.stderr)
@@ -382,11 +440,11 @@ class Launch(unittest.TestCase):
         done = subprocess.run([PROGRAM, "launch", "-n", "2", "--", PROGRAM, "launch", "-n", "2", "env"], capture_output=True, text=True)
         self.assertIn("One launch starts all ranks", done.stderr)
         done = subprocess.run([PROGRAM, "launch", "-n", "2", "tran"], capture_output=True, text=True)
-        self.assertIn("cannot start tran: No such file or directory. It is no command of halfstep's either", done.stderr)
+        self.assertIn("cannot start tran: No such file or directory. It is not a halfstep command either", done.stderr)
 
-    def on_hosts(self, run: str, *more: str, ranks: int = 1, hosts: int = 2, only: tuple = (), launch: tuple = ()) -> list:
+    def on_hosts(self, run: str, *more: str, ranks: int = 1, hosts: int = 2, only: tuple = (), launch: tuple = (), port=None) -> list:
         """Launchers that take this machine for several hosts, one for each of `only` or for all."""
-        port = free_port() if not hasattr(self, "port") else self.port
+        port = port or (free_port() if not hasattr(self, "port") else self.port)
         self.port = port
         launchers = []
         for number in only or range(hosts):
@@ -476,7 +534,7 @@ class Launch(unittest.TestCase):
         self.assertIn("launch: host 1 (127.0.0.1), host 2 (127.0.0.1) are not there after 1 s.", first[0])
         second, = self.ended(self.on_hosts("never", only=(1,), launch=("--host-wait", "1")))
         self.assertEqual(second[1], 8)
-        self.assertIn(f"launch: host 0 (127.0.0.1) is not there after 1 s. Nobody holds the ranks' meeting place at 127.0.0.1:{self.port}.",
+        self.assertIn(f"launch: host 0 (127.0.0.1) is not there after 1 s. No ranks' meeting place answers at 127.0.0.1:{self.port}.",
                       second[0])
         # The others hear from the first.
         for said, code in self.ended(self.on_hosts("never", hosts=3, only=(0, 1), launch=("--host-wait", "2"))):
