@@ -409,6 +409,7 @@ void carry_out(const std::vector<PlannedRun>& runs, Rehearsal& rehearsal, bool n
   const StopSignals signals;
   RehearsalScreen screen(runs.size(), names_seeds);
   Path tokens_in;
+  std::vector<Path> trained;  // here; what is in the folders of finished runs is not ours to remove
   for (size_t i = 0; i < runs.size(); ++i) {
     const PlannedRun& run = runs[i];
     RehearsedRecipe& recipe = *std::ranges::find(rehearsal.recipes, run.recipe, &RehearsedRecipe::name);
@@ -416,24 +417,25 @@ void carry_out(const std::vector<PlannedRun>& runs, Rehearsal& rehearsal, bool n
     screen.next(run, i);
     std::optional<RunHistory> history = finished(run);
     if (history) {
-      screen.line("was done before");
+      screen.line("was already done");
     } else {
       (void)claimed(run.folder);  // a process that has it is no fault of the recipe
       hand_on_tokens(tokens_in, run.folder);
       history = rehearsed(run, screen, signals, recipe.why_not_run);
+      if (history) remove_weights(run);
+      tokens_in = run.folder;
+      trained.push_back(run.folder);
     }
     if (!history) {
       screen.line("cannot run: " + recipe.why_not_run);
       recipe.runs.clear();
       continue;
     }
-    remove_weights(run);
-    tokens_in = run.folder;
     recipe.runs.push_back(std::move(*history));
     if (signals.requested()) throw ExitWith(kSignalled + signals.signal(), "");
   }
   std::error_code ignored;
-  for (const PlannedRun& run : runs) std::filesystem::remove_all(run.folder / "tokens", ignored);
+  for (const Path& folder : trained) std::filesystem::remove_all(folder / "tokens", ignored);
 }
 
 // What it answers.
@@ -726,7 +728,7 @@ void run_shadow(const RehearseRequest& request, const ResolvedConfig& base) {
   screen.next(run, 0);
   std::optional<RunHistory> history = finished(run);
   if (history) {
-    screen.line("was done before");
+    screen.line("was already done");
   } else {
     TrainerShadow shadow{.every = (request.steps + kShadowLooks - 1) / kShadowLooks};
     for (const std::string& name : names) {
@@ -740,7 +742,7 @@ void run_shadow(const RehearseRequest& request, const ResolvedConfig& base) {
   const ShadowFindings findings = shadow_findings(*history);
   if (findings.precisions.empty())
     throw ExitWith(kDiverged,
-                   "FP32's own products were not finite in any step that was looked at: there is nothing "
+                   "FP32's own products were not finite in any sampled step: there is nothing "
                    "to compare. `halfstep doctor " +
                        run.folder.string() + "` says what went wrong.");
   std::vector<std::string> files;
@@ -799,7 +801,7 @@ std::string recipe_fault(const std::string& name) {
         if (word == name) return "";
         known += (known.empty() ? "" : ", ") + std::string(word);
       }
-  return name + " is none of " + known;
+  return name + " is not one of " + known;
 }
 
 }  // namespace
@@ -818,8 +820,7 @@ void add_rehearse(CLI::App& program) {
   command->add_option("--steps", request->steps, std::string("Steps of each run [100]"))
       ->check(number_from(1, 1e9, "a number of steps, 1 to 1e9"))
       ->type_name("N");
-  command
-      ->add_option("--seeds", request->seeds, std::string("Runs of each recipe, from seeds of their own [1]"))
+  command->add_option("--seeds", request->seeds, std::string("Runs of each recipe, with different seeds [1]"))
       ->check(number_from(1, 64, "a number of seeds, 1 to 64"))
       ->type_name("K");
   command
@@ -835,11 +836,10 @@ void add_rehearse(CLI::App& program) {
       ->type_name("DIR");
   command->add_option("-o,--output", request->output, std::string("The page [rehearsal.html in the folder]"))
       ->type_name("FILE");
-  command->add_flag("--fast", request->fast,
-                    std::string("One FP32 run; the others beside it, layer by layer"));
+  command->add_flag("--fast", request->fast, std::string("One FP32 run; compare others layer by layer"));
   command->add_flag("--json", request->json, std::string("The answer as JSON"));
   command->footer(
-      "Ctrl-C saves; the same command goes on, and runs that are done are not repeated.\n"
+      "Ctrl-C saves; the same command resumes, and finished runs are not repeated.\n"
       "More seeds or recipes in the same folder add their runs. docs/rehearse.md says\n"
       "how recipes are judged. Exit code 4: fp32 itself diverged.");
   command->callback([request] { run_rehearse(*request); });

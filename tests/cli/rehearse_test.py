@@ -67,7 +67,7 @@ class Rehearse(unittest.TestCase):
         self.assertLess(len(losses(log.parent)), steps)
         done = run(*self.arguments("stopped", "--json", recipes="bf16", steps=steps))
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertIn("fp32: was done before", done.stderr)
+        self.assertIn("fp32: was already done", done.stderr)
         self.assertIn("resumed after step", done.stderr)
         answer = json.loads(done.stdout)
         for one, other in zip(answer["recipes"], whole["recipes"]):
@@ -77,7 +77,7 @@ class Rehearse(unittest.TestCase):
     def test_more_seeds_add_their_runs_and_judge_by_held_out_losses(self):
         ask(*self.arguments("seeds", recipes="bf16"))
         done = run(*self.arguments("seeds", "--seeds", "2", "--json", recipes="bf16"))
-        self.assertEqual(done.stderr.count("was done before"), 2, done.stderr)
+        self.assertEqual(done.stderr.count("was already done"), 2, done.stderr)
         answer = json.loads(done.stdout)
         self.assertEqual((answer["seeds"], answer["judged_by"]), (2, "held_out"))
         self.assertIsNotNone(answer["recipes"][1]["held_out_difference"]["half_width"])
@@ -171,7 +171,7 @@ class Rehearse(unittest.TestCase):
         ask(*self.shadow("again"))
         done = run(*self.shadow("again"))
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertIn("was done before", done.stderr)
+        self.assertIn("was already done", done.stderr)
         self.assertLessEqual(max(len(line) for line in done.stdout.splitlines() if not line.startswith("/")), 80, done.stdout)
         other = run(*self.shadow("again", recipes="nvfp4"))
         self.assertEqual(other.returncode, 2, other.stdout)
@@ -216,6 +216,16 @@ class Rehearse(unittest.TestCase):
             other = run(*self.shadow("part", recipes=recipes, steps=4000))
             self.assertEqual(other.returncode, 2, other.stdout)
             self.assertIn(words, other.stderr)
+
+    def test_what_was_trained_in_a_finished_run_stays(self):
+        ask(*self.arguments("kept", recipes="bf16"))
+        folder = self.folder / "kept" / "bf16-seed-0"
+        done = run("train", str(folder))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertTrue((folder / "model").exists())
+        ask(*self.arguments("kept", recipes="bf16,mxfp8"))
+        self.assertTrue((folder / "model").exists())
+        self.assertTrue(list((folder / "checkpoints").glob("step-*")))
 
     def test_shadow_mode_replaces_no_file_of_another(self):
         folder = self.folder / "mine"
