@@ -35,7 +35,7 @@ def _version_of(torch: pathlib.Path) -> str:
     for line in (torch / "version.py").read_text().splitlines():
         if line.startswith("__version__"):
             return line.split("=")[1].strip(" '\"")
-    return "of a version that it does not tell"
+    return "of an unknown version"
 
 
 def main() -> None:

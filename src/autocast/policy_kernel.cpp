@@ -311,9 +311,10 @@ class PolicyKernel final : public c10::OperatorKernel {
     detail::throw_error(detail::concat(
         "AutocastScope: binary_cross_entropy of ", type, " probabilities. One above ",
         is_bf16 ? "0.998" : "0.9998", " is 1 in ", type,
-        ", where the loss has no useful gradient: the examples that the model has most wrong would teach it "
+        ", where the loss has no useful gradient: the examples that the model gets most wrong would teach it "
         "nothing. Give the logits to binary_cross_entropy_with_logits; or, for a model that ends in a "
-        "sigmoid, keep that one in FP32: policy.set(\"sigmoid\", OpRule::Fp32)."));
+        "sigmoid, keep that one in FP32: set(\"sigmoid\", OpRule::Fp32) of the OpPolicy, which is "
+        "Precision::ops in a training loop."));
   }
 
   /// For an operation that refuses a mixture although its parts would cast: the widest decides what it is

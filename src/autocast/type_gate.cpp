@@ -19,9 +19,10 @@ void check_bf16_is_native_on(const std::string& device, const std::vector<Precis
   const bool has_fp16 = support_of("FP16", precisions).support == Support::Native;
   HALFSTEP_CHECK(bf16.support == Support::Native, "AutocastScope: BF16 is ", to_string(bf16.support), " on ",
                  device, " (", bf16.reason, "), so it would be slower than FP32. Use ",
-                 has_fp16 ? "at::kHalf with a GradScaler, or " : "", "FP32, without a scope",
+                 has_fp16 ? "at::kHalf with a GradScaler, or " : "", "FP32: Precision::fp32(), or no scope",
                  has_fp16 ? "" : " (FP16 is not native here either)",
-                 "; to study BF16's numerics at any speed, pass {.allow_emulated = true}.");
+                 "; to study BF16's numerics at any speed, set allow_emulated in AutocastOptions, which is "
+                 "MixedPrecisionOptions::autocast in a training loop.");
 }
 
 const std::string& name_of(c10::ScalarType compute) {

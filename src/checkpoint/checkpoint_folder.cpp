@@ -139,9 +139,10 @@ struct CheckpointFolder::Impl {
 
   static void check_whole(const Checkpoint& given) {
     for (const auto& [name, part] : given.parts)
-      HALFSTEP_CHECK(!checkpoint::is_of_parts(part), "checkpoint: part '", name,
-                     "' is of one rank of several, each of which has a part of the model. All ranks save "
-                     "together: give CheckpointFolder its CheckpointRanks on each of them.");
+      HALFSTEP_CHECK(
+          !checkpoint::is_of_parts(part), "checkpoint: part '", name,
+          "' belongs to one of several ranks, each of which has a part of the model. All ranks save "
+          "together: give CheckpointFolder its CheckpointRanks on each of them.");
   }
 
   void write(const Snapshot& taken) {
@@ -218,12 +219,12 @@ std::optional<Checkpoint> CheckpointFolder::load_latest(const std::map<std::stri
     if (error.code() != ENOENT || steps.size() < 2) throw;
     throw FileError(
         detail::concat(error.what(), " The checkpoint before is of step ", steps[steps.size() - 2],
-                       ": 'halfstep train --from-step' goes on from it."),
+                       ": 'halfstep train --from-step' resumes from it."),
         error.code());
   } catch (const Error& error) {
     const std::string before =
         steps.size() > 1 ? detail::concat("The one before is of step ", steps[steps.size() - 2],
-                                          ": 'halfstep train --from-step' goes on from it; in a "
+                                          ": 'halfstep train --from-step' resumes from it; in a "
                                           "program, load it and call remove_newer_than with its step.")
                          : "There is none before it.";
     throw Error(detail::concat(error.what(), " ", before));

@@ -157,7 +157,7 @@ class Resharding {
   void check_layout(const std::string& name) const {
     const std::string here = layout_text(live_.tensor(working_of(name)));
     const std::string there = std::get<std::string>(saved_.read(saved_.own, name));
-    HALFSTEP_CHECK(here == there, "resharded: '", working_of(name), "' lies in memory as ", here,
+    HALFSTEP_CHECK(here == there, "resharded: '", working_of(name), "' is stored in memory as ", here,
                    ", and was saved in parts of ", there, ".");
   }
 

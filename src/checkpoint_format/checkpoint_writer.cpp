@@ -75,7 +75,7 @@ void check(const CheckpointToSave& checkpoint) {
   std::set<std::string_view> parts;
   for (const PartToSave& part : checkpoint.parts) {
     check_part_name(part.name, "checkpoint");
-    HALFSTEP_CHECK(parts.insert(part.name).second, "checkpoint: part '", part.name, "' stands twice.");
+    HALFSTEP_CHECK(parts.insert(part.name).second, "checkpoint: part '", part.name, "' occurs twice.");
     for (const auto& [tensor, strides] : part.tensors)
       HALFSTEP_CHECK(tensor.type != TensorType::BOOL || are_bools(tensor.bytes), "checkpoint: tensor ",
                      in_quotes(tensor.name), " of part ", in_quotes(part.name),
@@ -118,7 +118,7 @@ Manifest write_tensors(const CheckpointToSave& checkpoint, const fs::path& folde
 std::string write_manifest(const Manifest& manifest, const fs::path& folder) {
   // What would be refused when it is read must not become the reason to remove an older one.
   const std::string text = to_text(manifest);
-  (void)parse_manifest(text, "checkpoint: cannot be saved, for its manifest could not be read again");
+  (void)parse_manifest(text, "checkpoint: cannot be saved because its manifest could not be read back");
   OutputFile list(folder / kManifestName);
   list.write(text);
   list.sync();
@@ -166,7 +166,7 @@ CheckpointWriter::CheckpointWriter(const fs::path& run, const Retention& retenti
   HALFSTEP_CHECK(retention.keep_last >= 0, "checkpoints: keep_last is ", retention.keep_last,
                  ", expected a count; 0 keeps all.");
   HALFSTEP_CHECK(retention.keep_every >= 0, "checkpoints: keep_every is ", retention.keep_every,
-                 ", expected a number of steps; 0 keeps none for ever.");
+                 ", expected a number of steps; 0 keeps none permanently.");
   remove_leftovers(run_);
 }
 
@@ -177,7 +177,7 @@ void CheckpointWriter::save(const CheckpointToSave& checkpoint, const SavingRank
       check(checkpoint);
       const std::vector<int64_t> steps = checkpoint_steps(run_);
       HALFSTEP_CHECK(steps.empty() || steps.back() < checkpoint.step, run_.string(), ": step ",
-                     checkpoint.step, " cannot be saved, for there is a checkpoint of step ", steps.back(),
+                     checkpoint.step, " cannot be saved because there is a checkpoint of step ", steps.back(),
                      ", which would be taken for the latest. If this run began from an older one, call "
                      "remove_newer_than first.");
       remove_leftovers(run_);

@@ -155,7 +155,7 @@ ManifestPart part_of(const JsonPlace& entry) {
     part.tensors.push_back(tensor_of(tensor));
     const std::string& name = part.tensors.back().name;
     HALFSTEP_CHECK(names.insert(name).second && !part.scalars.contains(name), of, ": ", in_quotes(name),
-                   " stands twice.");
+                   " occurs twice.");
   }
   return part;
 }
@@ -213,7 +213,7 @@ Manifest parse_manifest(std::string_view text, std::string_view where) {
   HALFSTEP_CHECK(text.size() <= kLargestManifest, where, ": ", text.size(), " bytes; at most ",
                  kLargestManifest, " are read. Save long texts as tensors of type uint8.");
   const size_t seal_bytes = seal_of("").size();
-  HALFSTEP_CHECK(text.size() > seal_bytes, where, ": ", text.size(), " bytes are no manifest.");
+  HALFSTEP_CHECK(text.size() > seal_bytes, where, ": ", text.size(), " bytes are not a manifest.");
   const std::string_view body = text.substr(0, text.size() - seal_bytes);
   HALFSTEP_CHECK(text.substr(body.size()) == seal_of(body), where,
                  ": its SHA-256 does not fit its text: it was changed or cut short after it was written.");
@@ -241,7 +241,7 @@ Manifest parse_manifest(std::string_view text, std::string_view where) {
   for (const JsonPlace& part : root.at("parts").elements()) {
     manifest.parts.push_back(part_of(part));
     HALFSTEP_CHECK(names.insert(manifest.parts.back().name).second, where, ": part ",
-                   in_quotes(manifest.parts.back().name), " stands twice.");
+                   in_quotes(manifest.parts.back().name), " occurs twice.");
   }
   check_tiling(manifest, where);
   return manifest;

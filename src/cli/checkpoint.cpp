@@ -137,7 +137,7 @@ void pin(const CheckpointRequest& request, bool pinned) {
     print_answer(ordered_json{{"step", request.step}, {"pinned", pinned}});
   else
     std::cout << "the checkpoint of step " << request.step
-              << (pinned ? " stays until it is unpinned\n" : " is no longer pinned\n");
+              << (pinned ? " is kept until it is unpinned\n" : " is no longer pinned\n");
 }
 
 bool is_there(const std::string& folder, int64_t step) {
@@ -179,7 +179,7 @@ WeightStorage storage_of(const at::Tensor& working, const at::Tensor& master) {
 NamedTensors full_precision_weights(const StateDict& saved, const std::string& part) {
   constexpr std::string_view kWorking = "working.", kBuffer = "buffer.";
   HALFSTEP_CHECK(saved.contains("weights"), "part '", part,
-                 "' is not what MixedPrecision saves: it has no working and master copies to put together.");
+                 "' is not what MixedPrecision saves: it has no working and master copies to combine.");
   NamedTensors tensors;
   for (const auto& [name, value] : saved) {
     if (name.starts_with(kBuffer)) tensors.emplace_back(name.substr(kBuffer.size()), saved.tensor(name));
@@ -260,14 +260,14 @@ CLI::App* add_action(CLI::App& parent, const std::shared_ptr<CheckpointRequest>&
 
 void add_checkpoint(CLI::App& program) {
   CLI::App* const checkpoint =
-      program.add_subcommand("checkpoint", "The checkpoints of a run: look into, keep, remove");
+      program.add_subcommand("checkpoint", "The checkpoints of a run: inspect, keep, remove");
   checkpoint->require_subcommand(1);
   const auto request = std::make_shared<CheckpointRequest>();
 
   add_action(*checkpoint, request, "inspect", "Steps, parts, tensors, and what it was written with")
       ->callback([request] { about_files([&] { inspect(*request); }); });
   add_action(*checkpoint, request, "verify",
-             "Whether every byte is as it was saved; of all checkpoints if no step is given")
+             "Check that every byte is as it was saved; all checkpoints if no step is given")
       ->callback([request] { about_files([&] { verify(*request); }); });
   add_action(*checkpoint, request, "ls", "The checkpoints of a run")->callback([request] {
     about_files([&] { list(*request); });
@@ -277,16 +277,15 @@ void add_checkpoint(CLI::App& program) {
   });
   add_action(*checkpoint, request, "pin", "Keep one until it is unpinned", Step::Required)
       ->callback([request] { about_files([&] { pin(*request, true); }); });
-  add_action(*checkpoint, request, "unpin", "Let one go when newer ones are saved", Step::Required)
+  add_action(*checkpoint, request, "unpin", "Undo pin; newer ones may replace it", Step::Required)
       ->callback([request] { about_files([&] { pin(*request, false); }); });
   CLI::App* const exporting =
       add_action(*checkpoint, request, "export", "Write a part's tensors into a plain safetensors file");
   exporting->add_option(
       "--part", request->part,
       std::string("Part; 'model' if not given, or 'precision' of a run of 'halfstep train'"));
-  exporting->add_flag(
-      "--full-precision", request->full_precision,
-      std::string("Put working and master copies together: FP32 weights by the model's names"));
+  exporting->add_flag("--full-precision", request->full_precision,
+                      std::string("Combine working and master copies: FP32 weights by the model's names"));
   exporting->add_option("-o,--output", request->output, std::string("File to write"))->required();
   exporting->callback([request] { about_files([&] { run_export(*request); }); });
 }

@@ -91,7 +91,7 @@ void print_answer(const nlohmann::ordered_json& answer);
 /// octal.
 inline std::string decimal(std::string text) {
   if (text.empty() || text.find_first_not_of("0123456789") != text.npos)
-    throw CLI::ValidationError(text + " is no step: give a number in decimal digits");
+    throw CLI::ValidationError(text + " is not a step: give a number in decimal digits");
   text.erase(0, std::min(text.find_first_not_of('0'), text.size() - 1));
   return text;
 }

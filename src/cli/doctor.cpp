@@ -35,7 +35,7 @@ Examined examined(const RunHistory& run) {
   if (any([](const StepRecord& r) { return r.stalled_share.has_value(); }))
     all.looked_at.push_back("updates lost to rounding");
   else
-    all.not_looked_at.push_back("updates lost to rounding, which are counted on a CPU alone");
+    all.not_looked_at.push_back("updates lost to rounding, which are counted on the CPU only");
   if (any([](const StepRecord& r) { return r.saturated_share.has_value(); }))
     all.looked_at.push_back("values that the recipe saturated or flushed to zero");
   if (!run.probes.empty()) {
@@ -73,11 +73,11 @@ void print(const RunHistory& run, const std::vector<Finding>& findings) {
     std::cout << "  " << shown(page_of(finding)) << "\n\n";
   }
   const int64_t last_step = run.steps.empty() ? 0 : run.steps.back().step;
-  if (run.steps.empty()) return print_paragraph("No step is logged yet: there is nothing to look at.");
+  if (run.steps.empty()) return print_paragraph("No step is logged yet: there is nothing to examine.");
   if (findings.empty()) std::cout << "Nothing found in " << counted(last_step, "step") << ".\n\n";
   const Examined all = examined(run);
-  print_paragraph("Looked at: " + in_a_row(all.looked_at));
-  if (!all.not_looked_at.empty()) print_paragraph("Not looked at: " + in_a_row(all.not_looked_at));
+  print_paragraph("Examined: " + in_a_row(all.looked_at));
+  if (!all.not_looked_at.empty()) print_paragraph("Not examined: " + in_a_row(all.not_looked_at));
 }
 
 ordered_json json_of(const RunHistory& run, const std::vector<Finding>& findings) {
@@ -120,9 +120,9 @@ void examine(const DoctorRequest& request) {
 }  // namespace
 
 void add_doctor(CLI::App& program) {
-  CLI::App* const doctor = program.add_subcommand("doctor", "Say what is wrong with a run's precision");
+  CLI::App* const doctor = program.add_subcommand("doctor", "Diagnose a run's precision");
   const auto request = std::make_shared<DoctorRequest>();
-  doctor->add_option("run", request->run, std::string("Folder of the run, also of one that goes on"))
+  doctor->add_option("run", request->run, std::string("Folder of the run; it may still be running"))
       ->required();
   doctor->add_flag("--json", request->json, std::string("As JSON"));
   doctor->footer(

@@ -189,7 +189,7 @@ void add_evaluate(CLI::App& program) {
                    std::string("Tokens seen together; 1024 or the model's if not given"))
       ->type_name("N")
       ->check(one_or_more);
-  command->add_option("--batch-size", request->batch_size, std::string("Stretches at a time"))
+  command->add_option("--batch-size", request->batch_size, std::string("Stretches per batch"))
       ->type_name("N")
       ->check(one_or_more)
       ->capture_default_str();

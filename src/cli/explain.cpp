@@ -67,8 +67,8 @@ void print_what_stays_in_fp32_here() {
     std::cout << "FP32 IN A " << name << " SCOPE on the CPU of this machine (" << count << " operations)\n\n";
     print_paragraph(ops, 2);
     print_paragraph(std::string("Nothing here computes them faster in ") + name +
-                        ": inputs are cast to FP32, and outputs stay so. AutocastOptions::products_in_fp32 "
-                        "chooses by hand.",
+                        ": inputs are cast to FP32, and outputs stay FP32. AutocastOptions::products_in_fp32 "
+                        "overrides this.",
                     6);
     std::cout << "\n";
   }

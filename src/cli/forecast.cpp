@@ -120,8 +120,9 @@ Subject subject_of(const std::string& name) {
     const RunConfig config = configuration(file_request).config;
     return about_files([&] { return subject_of_run(config, name); });
   }
-  throw ExitWith(kUsage, name + ": no model, Hugging Face folder, preset or run file is called so. Models: " +
-                             known + ".");
+  throw ExitWith(
+      kUsage,
+      name + ": no model, Hugging Face folder, preset or run file has this name. Models: " + known + ".");
 }
 
 Device device_of(const ForecastRequest& request) {
@@ -238,8 +239,8 @@ std::string arrangement_text(const Arrangement& a) {
                                       "optimizer states and gradients sharded",
                                       "optimizer states, gradients and weights sharded"};
   return std::string(kSharded[static_cast<int>(a.sharding)]) + ", " + counted(a.micro_batch, "sequence") +
-         " a rank" +
-         (a.accumulation > 1 ? ", " + with_commas(a.accumulation) + " micro-batches a step" : "") +
+         " per rank" +
+         (a.accumulation > 1 ? ", " + with_commas(a.accumulation) + " micro-batches per step" : "") +
          ", blocks " + (a.recomputes_blocks ? "recomputed" : "kept");
 }
 
@@ -311,7 +312,7 @@ void print_time(const StepTime& time, const Outcome& outcome) {
       (outcome.share_of_peak > 0 ? ", " + percent_text(outcome.share_of_peak) + " of BF16's peak" : "") +
       "; " + si_text(outcome.tokens_per_second_per_device * static_cast<double>(outcome.arrangement.ranks)) +
       " on all ranks; " + si_text(static_cast<double>(outcome.arrangement.step_tokens())) +
-      " tokens a step.");
+      " tokens per step.");
 }
 
 const std::vector<std::string> kColumns{"",     "batch",   "recomputed", "GB",
@@ -329,8 +330,8 @@ void print_one(const Forecast& forecast) {
   print_memory(shown.memory, forecast.device.usable_bytes());
   const int64_t largest =
       largest_micro_batch(forecast.subject.shape, forecast.precision, shown.arrangement, forecast.device);
-  std::cout << "largest batch that fits so: "
-            << (largest == 0 ? "none" : counted(largest, "sequence") + " a rank") << "\n\n";
+  std::cout << "largest batch that fits: "
+            << (largest == 0 ? "none" : counted(largest, "sequence") + " per rank") << "\n\n";
   print_time(shown.time, shown);
   if (found.outcomes.size() == 1) return;
   std::cout << "\n";
@@ -368,14 +369,12 @@ void print_assumptions(const Forecast& forecast) {
   });
   if (forecast.device.name != "cpu" && is_ahead)
     print_paragraph(
-        "Halfstep itself does not train so on accelerators yet: with several ranks each has all of the "
+        "Halfstep itself does not yet train this way on accelerators: with several ranks each has all of the "
         "model there, in FP32, BF16 or FP16. Parts on each rank, and recipes on several, are for the CPU so "
         "far (docs/scale.md).");
   print_paragraph(
       "A model, not a measurement: products run at the rate that large ones reach on this device, exchanges "
-      "take "
-      "nothing from what is computed beside them, every rank is as quick as the others, and data, launches "
-      "of "
+      "do not slow down the computation that they overlap, all ranks are equally fast, and data, launches of "
       "kernels, evaluation and checkpoints cost nothing. There is no dropout. docs/forecast.md says what "
       "that "
       "leaves out, and how far published runs are from it.");
@@ -503,14 +502,14 @@ void add_forecast(CLI::App& program) {
   words("--weights", request->weights, "How weights are kept: precision.weights",
         {"split_master", "fp32_master", "fp32", "kahan", "stochastic"});
   words("--moments", request->moments, "How moments are kept: precision.moments", {"fp32", "bf16", "8bit"});
-  words("--reduction", request->reduction, "In what gradients travel: run.reduction", {"fp32", "bf16"});
-  words("--gather", request->gather, "In what sharded weights travel: run.gather", {"own", "fp8"});
+  words("--reduction", request->reduction, "Type of sent gradients: run.reduction", {"fp32", "bf16"});
+  words("--gather", request->gather, "Type of gathered weights: run.gather", {"own", "fp8"});
   count("--node-size", request->ranks_per_node, "Devices of a node [the device's]");
   command->add_option("--plot", request->plot, std::string("Draw step time and speed over --ranks, as SVG"))
       ->type_name("FILE");
   command->add_flag("--json", request->json, std::string("The answer as JSON"));
   command->footer(
-      "What is left open is chosen: of everything that fits, the arrangement with the\n"
+      "What is not given is chosen: of everything that fits, the arrangement with the\n"
       "most tokens per second and device. docs/forecast.md has what is modelled.");
   command->callback([request] { run_forecast(*request); });
 }

@@ -202,16 +202,16 @@ void write_text(GenerateRequest request) {
 }  // namespace
 
 void add_generate(CLI::App& program) {
-  CLI::App* const command = program.add_subcommand("generate", "Go on with a text");
+  CLI::App* const command = program.add_subcommand("generate", "Continue a text");
   auto request = std::make_shared<GenerateRequest>();
   command->add_option("MODEL", request->model, std::string("A Hugging Face folder, or the folder of a run"))
       ->required()
       ->type_name("DIR");
   command
-      ->add_option("--prompt", request->prompt, std::string("What it goes on with; - reads standard input"))
+      ->add_option("--prompt", request->prompt, std::string("The text to continue; - reads standard input"))
       ->type_name("TEXT");
   command->add_flag("--chat", request->chat,
-                    std::string("Answer the prompt as the model's chat template has it; without --prompt "
+                    std::string("Answer the prompt with the model's chat template; without --prompt "
                                 "each line of standard input"));
   command->add_option("--system", request->system, std::string("With --chat: how to answer"))
       ->type_name("TEXT");
@@ -232,7 +232,7 @@ void add_generate(CLI::App& program) {
       ->type_name("NAME")
       ->capture_default_str();
   command->add_flag("--no-cache", request->no_cache,
-                    std::string("Read all again for each token: slow, to compare"));
+                    std::string("Recompute all for each token: slow, to compare"));
   command->add_flag("--json", request->json, std::string("As JSON, with the ids"));
   command->callback([request] { about_files([&] { write_text(*request); }); });
 }

@@ -105,7 +105,7 @@ Torch find_torch() {
                            (environment.empty()
                                 ? "no virtual environment is active"
                                 : "the virtual environment " + environment + " has no torch") +
-                           ", and python3 knows no torch.\n" + advice());
+                           ", and python3 has no torch.\n" + advice());
 }
 
 void check_version(const Torch& torch) {
@@ -113,8 +113,7 @@ void check_version(const Torch& torch) {
   if (version.starts_with(std::string(kNeeded) + ".")) return;
   throw std::runtime_error("Halfstep " HALFSTEP_VERSION " needs LibTorch " + std::string(kNeeded) + ", and " +
                            torch.folder.string() + " (found by " + torch.from + ") is " +
-                           (version.empty() ? "of a version that it does not tell" : version) + ".\n" +
-                           advice());
+                           (version.empty() ? "of an unknown version" : version) + ".\n" + advice());
 }
 
 [[noreturn]] void become_program(const Torch& torch, char** argv) {

@@ -127,13 +127,15 @@ int run(int argc, char** given) {
     return program.exit(help);
   } catch (const CLI::ParseError& error) {
     const std::string advice = suggestion(program);
+    const auto used = program.get_subcommands();
     std::cerr << "halfstep: " << printable_lines(error.what() + (advice.empty() ? "" : "." + advice))
-              << "Run 'halfstep --help' for what there is.\n";
+              << (used.empty() ? "Run 'halfstep --help' for a list of commands.\n"
+                               : "Run 'halfstep " + used.front()->get_name() + " --help' for its options.\n");
     return kUsage;
   }
   if (!std::cout.flush()) {
-    std::cerr << "halfstep: the output could not be written in full: the disk is full, or what read it has "
-                 "ended.\n";
+    std::cerr << "halfstep: the output could not be written in full: the disk is full, or the program that "
+                 "reads it has ended.\n";
     return kFailed;
   }
   return kDone;

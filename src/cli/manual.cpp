@@ -16,7 +16,7 @@ constexpr const char* kExitStatus = R"(.SH EXIT STATUS
 Done.
 .TP
 .B 1
-It could not be done, for a reason that has no code of its own.
+It failed for a reason that has no exit code of its own.
 .TP
 .B 2
 The command line or the configuration is wrong.
@@ -37,8 +37,8 @@ Stopped by SIGINT, SIGUSR1 or SIGTERM, after saving. A second signal ends the pr
 constexpr const char* kEnvironment = R"(.SH ENVIRONMENT
 .TP
 .B HALFSTEP_TORCH
-The folder of the LibTorch to run with: that of the Python package torch, or of an unpacked libtorch. Asked by the
-packaged program, before an active virtual environment and
+The folder of the LibTorch to run with: that of the Python package torch, or of an unpacked libtorch. Read by the
+packaged program before it tries an active virtual environment and
 .BR python3 .
 .TP
 .BI HALFSTEP_ SECTION __ KEY
@@ -146,8 +146,7 @@ std::string manual_page(const Command& root) {
       << ".SH SYNOPSIS\n"
       << usage_of(root, root) << "\n"
       << ".SH DESCRIPTION\n"
-      << "Trains models in mixed precision with LibTorch, and looks into what such runs leave behind. Every "
-         "command "
+      << "Trains models in mixed precision with LibTorch, and inspects what such runs write. Every command "
          "has\n"
       << bold("--help") << ", and those that answer have " << bold("--json") << ".\n.SH OPTIONS\n";
   for (const Argument& option : root.options) write_argument(out, option, false);

@@ -33,8 +33,7 @@ void refuse_without_model(const Path& folder) {
   const bool is_run =
       std::filesystem::exists(folder / "config.toml") && std::filesystem::exists(folder / "checkpoints");
   HALFSTEP_CHECK(has_model || !is_run, folder.string(),
-                 ": this run has no model yet, which it writes when it is done. Let it go on to its end: "
-                 "halfstep train ",
+                 ": this run has no model yet; it writes one when it is done. Let it finish: halfstep train ",
                  (folder / "config.toml").string(), " --folder ", folder.string(),
                  ". The weights of a checkpoint alone: halfstep checkpoint export ", folder.string(),
                  " --full-precision -o weights.safetensors.");

@@ -45,7 +45,7 @@ void on_signal(int signal) {
 /// A mapped file that another process has cut short. The page is gone, and so is the step under way.
 void on_bus_error(int) {
   say("\nhalfstep: a data file was cut short while it was read (SIGBUS); put it back, and the same command "
-      "goes on from the last checkpoint\n");
+      "resumes from the last checkpoint\n");
   _exit(kFiles);
 }
 

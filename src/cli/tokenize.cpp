@@ -219,7 +219,7 @@ void add_tokenize(CLI::App& program) {
   command->add_option("--format", request->format, "Raw ids, or llm.c's header before them [nanogpt]")
       ->check(CLI::IsMember({"nanogpt", "llmc"}))
       ->type_name("nanogpt|llmc");
-  command->add_option("--end-token", request->end_token, "Put behind each document: <|endoftext|>")
+  command->add_option("--end-token", request->end_token, "Put after each document: <|endoftext|>")
       ->type_name("TOKEN");
   command
       ->add_option("--missing-bytes", request->missing_bytes,

@@ -42,7 +42,13 @@ struct TrainRequest {
 // Its name is synced where it is new: CheckpointFolder does so for the run's own folder only. A failure to
 // make it is reported by whoever makes a folder in it.
 void make_parent(const Path& path) {
-  if (::mkdir(path.c_str(), 0755) != 0) return;
+  if (::mkdir(path.c_str(), 0755) != 0) {
+    const int code = errno;
+    if (code == EEXIST) return;
+    throw FileError(path.string() + ": cannot make the folder: " + std::strerror(code) +
+                        ". Name another one with --folder.",
+                    code);
+  }
   const int around = ::open(".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (around < 0) return;
   ::fsync(around);
@@ -63,7 +69,9 @@ Path make_new_folder(const TrainRequest& request) {
   for (int next = 2; ::mkdir(folder.c_str(), 0755) != 0; ++next) {
     const int code = errno;
     if (code != EEXIST)
-      throw FileError(folder.string() + ": cannot make the folder: " + std::strerror(code) + ".", code);
+      throw FileError(folder.string() + ": cannot make the folder: " + std::strerror(code) +
+                          ". Name another one with --folder.",
+                      code);
     folder = first;
     folder += "-" + std::to_string(next);
   }
@@ -189,7 +197,7 @@ void print_estimate(const TrainRequest& request, const RunPlan& plan, const RunE
             << "time        " << fine_duration_text(estimate.seconds_per_step) << " a step, "
             << duration_text(estimate.total_seconds) << " for " << plan.steps << " steps on " << plan.threads
             << " threads\n"
-            << "Nothing was written; the steps that were tried are thrown away.\n";
+            << "Nothing was written; the trial steps are discarded.\n";
 }
 
 void dry_run(const TrainRequest& request, const ResolvedConfig& resolved) {
@@ -202,7 +210,7 @@ void dry_run(const TrainRequest& request, const ResolvedConfig& resolved) {
 void train(const TrainRequest& request, const ResolvedConfig& resolved) {
   const StopSignals signals;  // before the data is read: from here on Ctrl-C loses nothing
   if (request.from_step >= 0 && !resolved.config.run.folder)
-    throw ExitWith(kUsage, "--from-step goes on with a run, and no --folder says which.");
+    throw ExitWith(kUsage, "--from-step resumes a run, and no --folder says which.");
   about_files([&] { check_paths(resolved); });
   TrainerOptions options;
   if (request.from_step >= 0) options.from_step = request.from_step;
@@ -331,7 +339,7 @@ void add_config_options(CLI::App& command, ConfigRequest& request) {
       ->type_name("KEY=VALUE")
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-  command.add_option("--unset", request.unset, "Not what the preset or file gives for a key")
+  command.add_option("--unset", request.unset, "Drop a key that the preset or file sets")
       ->type_name("KEY")
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
@@ -354,18 +362,18 @@ void add_train(CLI::App& program) {
   add_config_options(*command, request->config);
   command->add_option("--folder", request->folder, "Where logs and checkpoints go: run.folder")
       ->type_name("DIR");
-  command->add_option("--from-step", request->from_step, "Go on from this checkpoint; later ones go")
+  command->add_option("--from-step", request->from_step, "Resume from this step; removes later ones")
       ->type_name("STEP")
       ->transform(decimal);
   command->add_flag("--print-config", request->print_config,
                     std::string("Show every value and where it came from, and stop"));
-  command->add_flag("--dry-run", request->dry_run, std::string("Say memory and time, and write nothing"));
-  command->add_flag("--json", request->json, std::string("What happens as JSON, one object a line"));
+  command->add_flag("--dry-run", request->dry_run, std::string("Report memory and time; write nothing"));
+  command->add_flag("--json", request->json, std::string("Progress as JSON, one object per line"));
   command->footer(
       "Keys are listed by 'halfstep train --preset tiny --print-config' and in\n"
       "docs/configuration.md. What the screen shows goes to standard error.\n"
       "Ctrl-C or SIGTERM finishes the step, saves and stops; the same command with\n"
-      "the same --folder goes on. Exit codes: 0 done, 2 usage, 3 data or checkpoint,\n"
+      "the same --folder resumes. Exit codes: 0 done, 2 usage, 3 data or checkpoint,\n"
       "4 diverged, 5 out of memory, 6 ended at once by a second Ctrl-C, 7 out of time,\n"
       "130/143/138/129 stopped after saving.");
   command->callback([request] { run_train(*request); });

@@ -345,9 +345,9 @@ void TrainScreen::end(const RunEnd& end) {
   if (drawn_ || (latest_ && shown_step_ != latest_->step)) show_latest();
   if (std::exchange(drawn_, false)) write("\n");
   const bool was_done = end.outcome == RunOutcome::Done && !latest_ && plan_.steps_done >= plan_.steps;
-  std::string text = was_done ? "this run was done before: all " + with_commas(plan_.steps) +
-                                    " steps were taken. Go on with a higher train.steps, or begin another in "
-                                    "another folder"
+  std::string text = was_done ? "this run is already done: all " + with_commas(plan_.steps) +
+                                    " steps were taken. Continue it with a higher train.steps, or start "
+                                    "another run in another folder"
                               : std::string(to_string(end.outcome)) + " after step " + with_commas(end.step) +
                                     ", " + fine_duration_text(seconds_);
   if (!was_done && !end.why.empty()) text += ": " + end.why;

@@ -81,7 +81,7 @@ class Finder {
     if (config_.model.from) {
       none_of(kSizes,
               "is for new models, and " + other("model.from") + " has its sizes. Leave one of them out.");
-      if (own()) fault("model.from", "is for models of Halfstep's, and model.kind is own. Leave it out.");
+      if (own()) fault("model.from", "is for Halfstep's models, and model.kind is own. Leave it out.");
       if (images()) fault("model.from", "cannot be a resnet18. Leave model.from out and train a new one.");
     } else if (!config_.model.kind) {
       fault("model.kind",
@@ -202,7 +202,7 @@ class Finder {
     const bool constant = optimizer.schedule == "constant";
     if (optimizer.warmup_steps > steps || (!constant && optimizer.warmup_steps == steps))
       fault("optimizer.warmup_steps", "is ", optimizer.warmup_steps, ", and ", other("train.steps"), " is ",
-            steps, ". Warm up for fewer.");
+            steps, ". Lower optimizer.warmup_steps.");
     else if (optimizer.schedule == "wsd" && !optimizer.decay_steps)
       fault("optimizer.decay_steps", "is not given, and wsd needs it. Usual is a tenth of train.steps.");
     else if (optimizer.schedule == "wsd" && *optimizer.decay_steps > steps - optimizer.warmup_steps)
@@ -228,7 +228,7 @@ class Finder {
     if (train.evaluate_every == 0) none_of(patience, "counts evaluations, and train.evaluate_every is 0.");
     if (train.evaluate_every == 0 && config_.checkpoint.keep_best)
       fault("checkpoint.keep_best",
-            "goes by the held-out loss, and train.evaluate_every is 0. Set train.evaluate_every.");
+            "uses the held-out loss, and train.evaluate_every is 0. Set train.evaluate_every.");
     if (images() && train.sample_every > 0)
       fault("train.sample_every", "is for text, and model.kind is resnet18. Leave it out.");
     if ((images() || own()) && train.recompute_blocks)
@@ -239,7 +239,7 @@ class Finder {
             " Lower it.");
     if (config_.checkpoint.resume == "must" && !config_.run.folder)
       fault("checkpoint.resume",
-            "is must, and run.folder is not given. Name the folder of the run to go on with.");
+            "is must, and run.folder is not given. Name the folder of the run to resume.");
   }
 
   const ResolvedConfig& resolved_;

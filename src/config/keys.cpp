@@ -122,12 +122,12 @@ const std::vector<ConfigKey>& table() {
        .range = from(1, 0x1p20)},
       {.path = "data.seed",
        .field = HALFSTEP_FIELD(data.seed),
-       .help = "Decides the order of the data.",
+       .help = "Seed of the order of the data.",
        .range = from(0, 0x1p53)},
 
       {.path = "precision.compute",
        .field = HALFSTEP_FIELD(precision.compute),
-       .help = "What matrix products take in. From fp8-delayed on, linear layers follow a recipe and the "
+       .help = "Inputs of matrix products. From fp8-delayed on, linear layers follow a recipe and the "
                "rest is bf16.",
        .words = {"fp32", "tf32", "bf16", "fp16", "fp8-delayed", "fp8-current", "fp8-rowwise", "fp8-block",
                  "mxfp8", "nvfp4"}},
@@ -217,7 +217,7 @@ const std::vector<ConfigKey>& table() {
        .if_not_given = "1e-8"},
       {.path = "optimizer.weight_decay",
        .field = HALFSTEP_FIELD(optimizer.weight_decay),
-       .help = "Weights shrink by lr x this a step.",
+       .help = "Steps shrink weights by lr x this.",
        .range = from(0, kLargest),
        .if_not_given = "0.01 (adamw), 0 (sgd)"},
       {.path = "optimizer.momentum",
@@ -232,7 +232,7 @@ const std::vector<ConfigKey>& table() {
        .if_not_given = "0"},
       {.path = "optimizer.nesterov",
        .field = HALFSTEP_FIELD(optimizer.nesterov),
-       .help = "Looks a step ahead (sgd with momentum).",
+       .help = "Nesterov momentum (sgd with momentum).",
        .if_not_given = "false"},
       {.path = "optimizer.clip_norm",
        .field = HALFSTEP_FIELD(optimizer.clip_norm),
@@ -271,7 +271,7 @@ const std::vector<ConfigKey>& table() {
        .range = from(1, 0x1p20)},
       {.path = "train.seed",
        .field = HALFSTEP_FIELD(train.seed),
-       .help = "Decides new weights, dropout and rounding at random.",
+       .help = "Seed of new weights, dropout and random rounding.",
        .range = from(0, 0x1p53)},
       {.path = "train.recompute_blocks",
        .field = HALFSTEP_FIELD(train.recompute_blocks),
@@ -299,7 +299,7 @@ const std::vector<ConfigKey>& table() {
        .range = from(0, kMostSteps)},
       {.path = "train.sample_prompt",
        .field = HALFSTEP_FIELD(train.sample_prompt),
-       .help = "The text that samples go on from."},
+       .help = "The text that samples continue."},
       {.path = "train.sample_tokens",
        .field = HALFSTEP_FIELD(train.sample_tokens),
        .help = "Length of a sample.",
@@ -308,8 +308,8 @@ const std::vector<ConfigKey>& table() {
 
       {.path = "train.on_divergence",
        .field = HALFSTEP_FIELD(train.on_divergence),
-       .help = "What follows when the loss has risen for good or too many steps were skipped: the run ends, "
-               "or goes back to the last healthy checkpoint and leaves out the batches since, or goes on.",
+       .help = "What to do when the loss has risen for good or too many steps were skipped: end the run, go "
+               "back to the last healthy checkpoint and leave out the batches since, or continue.",
        .words = {"stop", "rollback", "go_on"}},
       {.path = "train.most_rollbacks",
        .field = HALFSTEP_FIELD(train.most_rollbacks),
@@ -324,13 +324,13 @@ const std::vector<ConfigKey>& table() {
        .if_not_given = "the run takes all its steps"},
       {.path = "train.time_limit_minutes",
        .field = HALFSTEP_FIELD(train.time_limit_minutes),
-       .help = "A run that would take longer, counted from its start, saves before and ends.",
+       .help = "A run that would take longer from its start saves before that and ends.",
        .unit = "minutes",
        .range = above(0, 1e7),
        .if_not_given = "no limit"},
       {.path = "train.watchdog_minutes",
        .field = HALFSTEP_FIELD(train.watchdog_minutes),
-       .help = "A step, evaluation or save that takes longer is told, with what it is doing; 0: never.",
+       .help = "Reports a step, evaluation or save that takes longer, and what it is doing; 0: never.",
        .unit = "minutes",
        .range = from(0, 1e7)},
 
@@ -351,7 +351,7 @@ const std::vector<ConfigKey>& table() {
        .range = from(0, 0x1p20)},
       {.path = "checkpoint.keep_every",
        .field = HALFSTEP_FIELD(checkpoint.keep_every),
-       .help = "Checkpoints of steps that are multiples of this stay for ever; 0: none.",
+       .help = "Checkpoints at multiples of this step are kept permanently; 0: none.",
        .unit = "steps",
        .range = from(0, kMostSteps)},
       {.path = "checkpoint.keep_best",
@@ -360,7 +360,7 @@ const std::vector<ConfigKey>& table() {
                "best so far."},
       {.path = "checkpoint.resume",
        .field = HALFSTEP_FIELD(checkpoint.resume),
-       .help = "Whether a run goes on from a checkpoint in its folder: if there is one, not at all, or there "
+       .help = "Whether a run resumes from a checkpoint in its folder: if there is one, not at all, or there "
                "must be one.",
        .words = {"auto", "never", "must"}},
 
@@ -380,13 +380,13 @@ const std::vector<ConfigKey>& table() {
 
       {.path = "watch.every",
        .field = HALFSTEP_FIELD(watch.every),
-       .help = "Steps from one look at the numbers of all layers to the next (rarer in a long run); 0: none.",
+       .help = "Steps from one sample of all layers' numbers to the next (rarer in a long run); 0: none.",
        .unit = "steps",
        .range = from(0, kMostSteps)},
       {.path = "watch.trace_on_skip",
        .field = HALFSTEP_FIELD(watch.trace_on_skip),
-       .help = "Runs a batch whose step was skipped again, to name the operation that made the first number "
-               "which is not finite."},
+       .help = "Repeats a batch whose step was skipped, to name the operation that made the first non-finite "
+               "number."},
       {.path = "watch.prometheus",
        .field = HALFSTEP_FIELD(watch.prometheus),
        .help = "A file of the run's figures for Prometheus' node exporter, replaced at logged steps: "
@@ -399,9 +399,8 @@ const std::vector<ConfigKey>& table() {
        .if_not_given = "a new folder under runs/"},
       {.path = "run.device",
        .field = HALFSTEP_FIELD(run.device),
-       .help =
-           "Where the model trains, by LibTorch's name: cpu, cuda, cuda:1, xpu. A run that is resumed may "
-           "go on elsewhere."},
+       .help = "Where the model trains, by LibTorch's name: cpu, cuda, cuda:1, xpu. A resumed run may use "
+               "another device."},
       {.path = "run.reduction",
        .field = HALFSTEP_FIELD(run.reduction),
        .help =
@@ -411,13 +410,13 @@ const std::vector<ConfigKey>& table() {
        .words = {"fp32", "bf16", "fp16", "canonical"}},
       {.path = "run.shard",
        .field = HALFSTEP_FIELD(run.shard),
-       .help = "With ranks, of what each keeps a part instead of all: masters and moments; sums of gradients "
-               "too; the model's weights too. A run that is resumed may go on with another.",
+       .help = "With ranks, what each keeps only a part of: masters and moments; sums of gradients too; the "
+               "model's weights too. A resumed run may use another value.",
        .words = {"none", "states", "gradients", "weights"}},
       {.path = "run.gather",
        .field = HALFSTEP_FIELD(run.gather),
        .help =
-           "With run.shard = \"weights\", in what a block's matrices travel in a step: in their own type, or "
+           "With run.shard = \"weights\", how a block's matrices are sent in a step: in their own type, or "
            "as FP8 with a power of two for every 32 elements, half the bytes of BF16 and a rounding.",
        .words = {"own", "fp8"}},
       {.path = "run.rank_timeout_seconds",

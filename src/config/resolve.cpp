@@ -243,10 +243,12 @@ void check_paths(const ResolvedConfig& resolved) {
     if (!key.names_file) continue;
     for (const std::string& path : texts_of(key.field(config))) {
       std::error_code error;
-      if (!std::filesystem::exists(path, error))
-        faults.add(resolved.origin(key.path), key.path, ": there is no ", in_quotes(path), " in ",
-                   std::filesystem::current_path(error).string(),
-                   ". Paths go by the folder in which the command runs.");
+      if (std::filesystem::exists(path, error)) continue;
+      const std::string where = std::filesystem::path(path).is_absolute()
+                                    ? "."
+                                    : " in " + std::filesystem::current_path(error).string() +
+                                          ". Paths are relative to the folder in which the command runs.";
+      faults.add(resolved.origin(key.path), key.path, ": there is no ", in_quotes(path), where);
     }
   }
   faults.throw_if_any();

@@ -20,7 +20,7 @@ ImageBatches::ImageBatches(at::Tensor images, at::Tensor labels, const ImageBatc
                  images_.scalar_type(), " of shape ", images_.sizes(),
                  ", expected bytes of [count, height, width].");
   HALFSTEP_CHECK(labels_.dim() == 1 && labels_.size(0) == images_.size(0), "ImageBatches: ", images_.size(0),
-                 " images and labels of shape ", labels_.sizes(), ". Give one label an image.");
+                 " images and labels of shape ", labels_.sizes(), ". Give one label per image.");
   HALFSTEP_CHECK(images_.size(0) > 0, "ImageBatches: there is no image.");
   HALFSTEP_CHECK(options.batch_size > 0, "ImageBatches: batch_size is ", options.batch_size,
                  "; it must be positive.");
@@ -69,7 +69,7 @@ void ImageBatches::load_state_dict(const StateDict& saved) {
                    "ImageBatches: the saved state is of other data: ", name, " ", saved.integer(name),
                    " (here ", own.integer(name), "). Resume with the images and options that it had.");
   const int64_t taken = saved.integer("images_taken");
-  HALFSTEP_CHECK(taken >= 0, "ImageBatches: the saved state tells of ", taken, " images taken.");
+  HALFSTEP_CHECK(taken >= 0, "ImageBatches: the saved state has ", taken, " images taken.");
   taken_ = taken;
 }
 

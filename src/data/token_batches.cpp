@@ -113,7 +113,7 @@ void TokenBatches::load_state_dict(const StateDict& saved) {
   HALFSTEP_CHECK(differences.empty(), "TokenBatches: the saved state is of other data: ", differences,
                  ". Resume with the files and options that it was saved with.");
   const int64_t taken = saved.integer("sequences_taken");
-  HALFSTEP_CHECK(taken >= 0, "TokenBatches: the saved state tells of ", taken, " sequences taken.");
+  HALFSTEP_CHECK(taken >= 0, "TokenBatches: the saved state has ", taken, " sequences taken.");
   taken_ = taken;
 }
 

@@ -54,9 +54,9 @@ class Source {
   void expect_end() {
     std::array<std::byte, 1> more{};
     const size_t got = compressed_ ? inflate_into(more) : copy_into(more);
-    HALFSTEP_CHECK(got == 0, where_, ": goes on behind the elements that its header tells of.");
+    HALFSTEP_CHECK(got == 0, where_, ": continues after the elements that its header declares.");
     HALFSTEP_CHECK(!compressed_ || (ended_ && file_.empty()), where_, ": has ", file_.size(),
-                   " bytes behind its compressed data.");
+                   " bytes after its compressed data.");
   }
 
  private:
@@ -135,8 +135,9 @@ IdxArray parse_idx(std::span<const std::byte> file, const std::string& where) {
   std::array<std::byte, 4> magic{};
   source.read(magic, "header");
   const auto type = static_cast<uint8_t>(magic[2]), rank = static_cast<uint8_t>(magic[3]);
-  HALFSTEP_CHECK(magic[0] == std::byte{0} && magic[1] == std::byte{0} && is_known(type), where,
-                 ": is no IDX file: it does not begin with two zeros and a type of 8, 9, 11, 12, 13 or 14.");
+  HALFSTEP_CHECK(
+      magic[0] == std::byte{0} && magic[1] == std::byte{0} && is_known(type), where,
+      ": is not an IDX file: it does not begin with two zeros and a type of 8, 9, 11, 12, 13 or 14.");
   HALFSTEP_CHECK(rank >= 1 && rank <= kMaxRank, where, ": has ", int{rank}, " dimensions; 1 to ", kMaxRank,
                  " are read.");
   IdxArray array{.type = static_cast<IdxType>(type), .shape = {}, .elements = {}};
@@ -155,7 +156,7 @@ IdxArray parse_idx(std::span<const std::byte> file, const std::string& where) {
                    ": its dimensions multiply to more than 2^63 bytes.");
   }
   const uint64_t bytes = empty ? 0 : static_cast<uint64_t>(nonzero_bytes);
-  HALFSTEP_CHECK(bytes <= source.most_bytes(), where, ": its header tells of ", bytes, " bytes; ",
+  HALFSTEP_CHECK(bytes <= source.most_bytes(), where, ": its header declares ", bytes, " bytes; ",
                  file.size(), " bytes of file cannot hold them.");
   array.elements = source.read_all(bytes, "elements");
   source.expect_end();

@@ -73,7 +73,7 @@ size_t check_header(std::span<const std::byte> bytes, TokenFormat format, const 
   const uint64_t there = (bytes.size() - kLlmcHeaderBytes) / width;
   HALFSTEP_CHECK(
       told >= 0 && static_cast<uint64_t>(told) == there && (bytes.size() - kLlmcHeaderBytes) % width == 0,
-      path, ": the header tells of ", told, " ids, but ", bytes.size() - kLlmcHeaderBytes,
+      path, ": the header declares ", told, " ids, but ", bytes.size() - kLlmcHeaderBytes,
       " bytes follow it, ", there, " ids. Was the file cut short?");
   return kLlmcHeaderBytes;
 }

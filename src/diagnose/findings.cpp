@@ -219,35 +219,34 @@ std::string evidence_of(const CulpritRecord& culprit) {
   for (const std::string& input : culprit.inputs) text += input + "; ";
   text += concat("output: ", culprit.output, ". ", culprit.verdict);
   if (culprit.propagated > 0)
-    text += concat(" ", counted(culprit.propagated, "later operation"), " passed it on.");
+    text += concat(" ", counted(culprit.propagated, "later operation"), " propagated it.");
   return text;
 }
 
 std::string remedy_for(const CulpritRecord& culprit) {
   if (culprit.op == "input")
-    return "Look at the data of this step: a batch holds a number that is not finite. Precision does not "
-           "mend it.";
+    return "Check the data of this step: a batch holds a number that is not finite. Precision does not fix "
+           "it.";
   if (culprit.op == CulpritRecord::kSumOverRanks && culprit.output.starts_with("FP16"))
     return "Add ranks in FP32: run.reduction=fp32. A loss scale is lowered until the sum fits FP16.";
   if (culprit.is_sum())
     return "Lower the learning rate, or what the loss is multiplied by: the sum is beyond what FP32 can "
            "square.";
   if (culprit.op == "weight")
-    return "Begin again from a checkpoint before this step; the weight itself is not finite.";
+    return "Restart from a checkpoint before this step; the weight itself is not finite.";
   // As `output` begins: the type that the operation was run in. Where precision is the cause FP32 has a
   // number, unless the operation ran in it and overflows inside.
   if (culprit.precision_is_cause && culprit.output.starts_with("FP32"))
     return concat(
         "It ran in FP32 already, and overflows inside: lower the learning rate, clip (optimizer.clip_norm), "
         "or scale what ",
-        operation_of(culprit), " is given; begin again from a checkpoint before this step.");
+        operation_of(culprit), " is given; restart from a checkpoint before this step.");
   if (culprit.precision_is_cause)
     return concat("Keep this operation in FP32, --set precision.ops.", operation_of(culprit),
                   "=fp32, if `halfstep explain policy` has a row for it",
                   culprit.output.starts_with("BF16") ? "." : ", or train in bf16, which has FP32's range.");
   return concat(
-      "Higher precision of this operation does not help: mend what it is given. Clamp it, or add an "
-      "epsilon before ",
+      "Higher precision of this operation does not help: fix its input. Clamp it, or add an epsilon before ",
       operation_of(culprit), ".",
       culprit.output.starts_with("FP16")
           ? " If it is given a 0 that FP16 rounded there, a run in bf16 has none of it."
@@ -414,7 +413,7 @@ std::optional<Finding> stalled_weights(const Seen& seen) {
                                     " in the last.", most_in(layer)),
                  .remedy =
                      "Keep a master: leave precision.weights at its default (WeightStorage::SplitMaster or "
-                     "Fp32Master). Where it is: the learning rate is too small for the weights.",
+                     "Fp32Master). If there is one already, the learning rate is too small for the weights.",
                  .layer = layer,
                  .op = {}};
 }
@@ -437,7 +436,7 @@ std::optional<Finding> outlier_channels(const Seen& seen) {
       .severity = Severity::Warning,
       .step = seen.sample_before->step,
       .what = concat("A few large values take the range of E4M3 from the rest of ", both.front().name, ": ",
-                     percent(both.front().share), " of its values are zero or subnormal beside them."),
+                     percent(both.front().share), " of its values are zero or subnormal next to them."),
       .evidence = concat("One scale for the tensor, in two samples up to step ",
                          with_commas(seen.sample->step), ": ", names_of(both), "."),
       .remedy = concat("Take a recipe with a scale for each block, --precision mxfp8 or fp8-block, or keep "
@@ -529,7 +528,7 @@ std::optional<Finding> fp8_vanishing(const Seen& seen) {
 
 /// The remedy of a rank that differs, whichever way.
 constexpr std::string_view kLookAtRank =
-    "Look at that rank's part of the data, then at its hardware: run the same part on another machine.";
+    "Check that rank's part of the data, then its hardware: run the same part on another machine.";
 
 std::optional<Finding> rank_fails_alone(const Seen& seen) {
   // Steps in which one rank alone failed, the same one in all. Bad batches that fall on ranks by chance do so
@@ -604,12 +603,12 @@ std::optional<Finding> rank_has_another_loss(const Seen& seen) {
       .code = "rank-differs",
       .severity = Severity::Warning,
       .step = seen.rank_losses.front().step,
-      .what = of_two ? concat("The two ranks' losses lie far apart: ", digits(losses[0]), " on rank 0 and ",
+      .what = of_two ? concat("The two ranks' losses are far apart: ", digits(losses[0]), " on rank 0 and ",
                               digits(losses[1]), " on rank 1, at step ", with_commas(step), ".")
                      : concat("Rank ", *rank, "'s loss is far from that of the other ", others.size(),
                               " ranks: ", digits(losses[*rank]), " against ", digits(median_of(others)),
                               ", their median, at step ", with_commas(step), "."),
-      .evidence = concat("So in each of the last ", seen.rank_losses.size(), " steps that were looked at, ",
+      .evidence = concat("The same holds in each of the last ", seen.rank_losses.size(), " sampled steps, ",
                          with_commas(seen.rank_losses.front().step), " to ", with_commas(step), "."),
       .remedy = of_two ? concat("Run one rank's part of the data on the other's machine, to learn which of "
                                 "the two, data or hardware, makes the difference.")
@@ -640,8 +639,8 @@ std::optional<Finding> scale_at_floor(const Seen& seen) {
                   .evidence = concat("Steps ", with_commas(looks[looks.size() - 2].step), " and ",
                                      with_commas(looks.back().step), " were skipped there."),
                   .remedy =
-                      "No loss scale mends this: activations or gradients overflow by themselves. Lower the "
-                      "learning rate or train in bf16, and begin again from a healthy checkpoint.",
+                      "No loss scale fixes this: activations or gradients overflow by themselves. Lower the "
+                      "learning rate or train in bf16, and restart from a healthy checkpoint.",
                   .layer = {},
                   .op = {}};
   name_origin(seen, finding);
@@ -722,8 +721,8 @@ std::optional<Finding> skip_spiral(const Seen& seen) {
               ? "If the scale goes up and down: leave precision.loss_scale.growth_interval at its "
                 "default, 2000. If every step is skipped: gradients overflow whatever the scale; lower the "
                 "learning rate, or train in bf16."
-              : "Without a loss scale no skipped step is normal: look at the batch and at the layer "
-                "that is named, and lower the learning rate.",
+              : "Without a loss scale no skipped step is normal: check the batch and the named layer, and "
+                "lower the learning rate.",
       .layer = {},
       .op = {}};
   name_origin(seen, finding);
@@ -746,10 +745,10 @@ std::optional<Finding> loss_not_finite(const Seen& seen) {
                      with_commas(seen.looks.back().step),
                      row > 1 ? concat(", and has not been finite for ", row, " logged steps.") : "."),
       .evidence = seen.looks.back().skipped ? "The step was skipped; the weights are as they were."
-                                            : "The step was taken: the weights may hold it now.",
+                                            : "The step was taken: the weights may contain Inf or NaN.",
       .remedy =
-          "Go back to a healthy checkpoint with a lower learning rate (train.on_divergence=rollback "
-          "does it by itself).",
+          "Resume from a healthy checkpoint with a lower learning rate: --from-step N --set "
+          "optimizer.lr=RATE.",
       .layer = {},
       .op = {}};
   name_origin(seen, finding);
@@ -772,7 +771,7 @@ std::optional<Finding> loss_spike(const Seen& seen) {
                          seen.usual_losses.size(), " before them."),
       .remedy =
           "Lower the learning rate, warm up longer or clip (optimizer.clip_norm); compare with a run "
-          "in fp32 to learn whether precision has a part in it.",
+          "in fp32 to learn whether precision plays a part.",
       .layer = {},
       .op = {}};
 }

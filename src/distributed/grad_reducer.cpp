@@ -67,10 +67,9 @@ GradReducer::GradReducer(Ranks ranks, GradReducerOptions options)
 void GradReducer::check_whole() const {
   if (!broken_) return;
   throw RankError(
-      detail::concat(
-          "rank ", ranks_.rank(), " of ", ranks_.size(),
-          " has left a step whose sums were on their way to the others, by an exception in backward "
-          "or by zero_grad: they wait for sums that will not come. End this process."),
+      detail::concat("rank ", ranks_.rank(), " of ", ranks_.size(),
+                     " left a step while the other ranks were receiving its sums, by an exception in "
+                     "backward or by zero_grad: they wait for sums that will not come. End this process."),
       {ranks_.rank()});
 }
 

@@ -67,7 +67,7 @@ void make_present(const std::vector<c10::StorageImpl*>& storages, bool may_let_g
       if (found == registry().owners.end()) continue;
       HALFSTEP_CHECK(weights == nullptr || weights == found->second.weights,
                      "MixedPrecision: an operation with sharded weights of two models at once; each model's "
-                     "come and go by themselves.");
+                     "weights are gathered and released separately.");
       weights = found->second.weights;
       if (std::ranges::find(blocks, found->second.block) == blocks.end())
         blocks.push_back(found->second.block);

@@ -32,7 +32,7 @@ constexpr const char* kAssumed =
 
 constexpr const char* kCpu =
     "measured: a rank on one of two cores of a Xeon with AVX-512 and without BF16 instructions, the best of "
-    "three beside other programs, by halfstep launch -n 2 bench --calibrate; measure your own";
+    "three next to other programs, by halfstep launch -n 2 bench --calibrate; measure your own";
 constexpr const char* kCpuAssumed = "assumed: 0.9 of the memory is for tensors";
 
 constexpr double kReachedBandwidth = 0.85;

@@ -32,7 +32,7 @@ OutputFile open_aside(const std::filesystem::path& path) {
   for (int i = 1;; ++i) {
     uint64_t chance = 0;
     if (::getrandom(&chance, sizeof chance, 0) != static_cast<ssize_t>(sizeof chance))
-      throw_file_error("choose a name beside", path);
+      throw_file_error("choose a name next to", path);
     char suffix[40];
     std::snprintf(suffix, sizeof suffix, "%s%016llx", kAside, static_cast<unsigned long long>(chance));
     std::filesystem::path aside = path;
@@ -88,7 +88,7 @@ void OutputFile::check_whole() const {
   HALFSTEP_CHECK(
       !failed_ && file_ >= 0, path_.string(), ": ",
       failed_ ? "an earlier write or sync failed, so its content cannot be trusted" : "is closed already",
-      ". Write it anew, from its beginning.");
+      ". Write it again from the beginning.");
 }
 
 void OutputFile::write(std::span<const std::byte> bytes) {

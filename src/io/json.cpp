@@ -36,7 +36,7 @@ class TreeBuilder : public nlohmann::json_sax<json> {
 
   bool key(string_t& key) override {
     const auto [member, is_new] = open_.back()->get_ref<json::object_t&>().try_emplace(key);
-    HALFSTEP_CHECK(is_new, where_, ": the key ", in_quotes(key), " stands twice in one object.");
+    HALFSTEP_CHECK(is_new, where_, ": the key ", in_quotes(key), " occurs twice in one object.");
     member_ = &member->second;
     return true;
   }

@@ -31,14 +31,14 @@ bool flag(const std::optional<Value>& given) { return given && truth(*given); }
 int64_t integer(Run& run, const std::optional<Value>& given, int64_t absent) {
   if (!given) return absent;
   const auto number = as_integer(*given);
-  if (!number) run.fail(type_name(*given), " stands where a whole number is expected.");
+  if (!number) run.fail(type_name(*given), " is given where a whole number is expected.");
   return *number;
 }
 
 bool is_given(const std::optional<Value>& given) { return given && !given->is<None>(); }
 
 std::string_view text_argument(Run& run, const Value& given) {
-  if (!given.is_text()) run.fail(type_name(given), " stands where a string is expected.");
+  if (!given.is_text()) run.fail(type_name(given), " is given where a string is expected.");
   return given.text();
 }
 

@@ -423,7 +423,7 @@ class Parser {
         call.named.emplace_back(std::move(name), parse_expression());
         grow(call, call.named.back().second.get());
       } else {
-        if (!call.named.empty()) fail("an argument without a name stands behind one with a name.");
+        if (!call.named.empty()) fail("an argument without a name follows one with a name.");
         call.operands.push_back(parse_expression());
         grow(call, call.operands.back().get());
       }
@@ -505,7 +505,7 @@ class Parser {
     if (take_operator("(")) {
       parse_arguments(*test);
     } else if (begins_argument_of_test()) {
-      if (at_name("is")) fail("'is' behind 'is'; put the first test in brackets.");
+      if (at_name("is")) fail("'is' after 'is'; put the first test in brackets.");
       const Nested nested(*this);
       test->operands.push_back(parse_postfix(parse_primary()));
       grow(*test, test->operands.back().get());
@@ -584,7 +584,7 @@ class Parser {
     if (tag == "generation") return parse_generation(line);
     if (tag == "print") return parse_print(line);
     if (tag == "break" || tag == "continue") {
-      if (loops_ == 0) fail("{% ", tag, " %} stands outside a loop.");
+      if (loops_ == 0) fail("{% ", tag, " %} is outside a loop.");
       return {.kind = tag == "break" ? Statement::Kind::Break : Statement::Kind::Continue, .line = line};
     }
     if (tag.starts_with("end") || tag == "else" || tag == "elif") fail("{% ", tag, " %} closes nothing.");
@@ -692,7 +692,7 @@ class Parser {
       if (take_operator("=")) {
         macro.defaults.push_back(parse_expression());
       } else if (!macro.defaults.empty()) {
-        fail("a parameter without a default stands behind one with a default.");
+        fail("a parameter without a default follows one with a default.");
       }
     }
     expect_operator(")");

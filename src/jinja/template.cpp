@@ -143,7 +143,7 @@ class Renderer {
       const Value owner = resolve(target.name);
       if (!owner.is<Namespace*>())
         run_.fail("'", target.name, ".", target.attribute, "' is assigned to, but '", target.name,
-                  "' is no namespace.");
+                  "' is not a namespace.");
       owner.as<Namespace*>()->attributes[target.attribute] = value;
     }
   }

@@ -289,7 +289,7 @@ class Lexer {
     if (found == kOperators.end()) {
       const CodePoint point = code_point_at(source_, at_);
       fail("the character ", in_quotes(source_.substr(at_, std::max(point.bytes, 1u))),
-           " stands where a name, a value or an operator is expected.");
+           " is given where a name, a value or an operator is expected.");
     }
     const char first = (*found)[0];
     if (first == '(' || first == '[' || first == '{') {

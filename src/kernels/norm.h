@@ -18,9 +18,9 @@ struct NormInput {
   const float* bias = nullptr;  // of each column, for layer norm
 };
 
-/// In FP32, the sums in FP64: the same bits in every table and however rows are shared out. The output is
-/// FP32, or rounded once to the input's format. `inverse` has one number a row, 1 / sqrt(...), which backward
-/// wants.
+/// In FP32, the sums in FP64: the same bits in every table and however rows are shared out, but for the sign
+/// and payload of NaNs. The output is FP32, or rounded once to the input's format. `inverse` has one number
+/// per row, 1 / sqrt(...), which backward wants.
 void norm(const NormInput& input, double eps, Format output_format, void* output, float* inverse,
           const KernelTable& table = kernels());
 

@@ -1,7 +1,7 @@
 // The loops of PointwiseLoops, for the compiler to make vectors of. Each ISA's file includes this once; all
 // is local to that file, see avx512.cpp for why.
 //
-// Products and sums are fused only where `fma` says so: every ISA has the same bits.
+// Products and sums are fused only where `fma` says so: every ISA has the same bits, but for NaNs'.
 #pragma once
 
 #include <bit>

@@ -109,9 +109,9 @@ std::string PrometheusFigures::text(double unix_time) const {
                  label("role", role) + "," + label("layer", layer) + "," + label("format", format));
     }
   };
-  shares("underflow_share", "Share of values that the format makes zero, when last looked at.",
+  shares("underflow_share", "Share of values that the format makes zero, when last sampled.",
          &Lost::underflow);
-  shares("saturation_share", "Share of values beyond the format's largest number, when last looked at.",
+  shares("saturation_share", "Share of values beyond the format's largest number, when last sampled.",
          &Lost::saturation);
   out.family("written_timestamp_seconds", "gauge", "When this was written, in seconds since 1970.");
   out.sample(unix_time);

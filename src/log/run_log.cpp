@@ -98,8 +98,8 @@ class Rubbish {
   explicit Rubbish(const std::filesystem::path& path) : path_(path) {}
 
   bool note(int64_t number, std::string_view line) {
-    HALFSTEP_CHECK(number > 1, path_.string(), ": line 1 is no record of Halfstep's: ", in_quotes(line),
-                   ". Move the file away; a resumed run then begins a new one.");
+    HALFSTEP_CHECK(number > 1, path_.string(), ": line 1 is not a Halfstep record: ", in_quotes(line),
+                   ". Move the file away; a resumed run then starts a new one.");
     if (first_ == 0) {
       first_ = number;
       text_ = in_quotes(line);
@@ -108,9 +108,9 @@ class Rubbish {
   }
 
   void check_nothing_follows(int64_t number) const {
-    HALFSTEP_CHECK(first_ == 0, path_.string(), ": line ", first_, " is no record of Halfstep's: ", text_,
+    HALFSTEP_CHECK(first_ == 0, path_.string(), ": line ", first_, " is not a Halfstep record: ", text_,
                    ", and line ", number,
-                   " behind it is. Move the file away; a resumed run then begins a new one.");
+                   " after it is. Move the file away; a resumed run then starts a new one.");
   }
 
  private:
@@ -147,7 +147,7 @@ LogEnd end_of_csv(const std::filesystem::path& path, int64_t step) {
     const std::optional<LineStep> found = columns ? LineStep{.step = 0, .of_step = false} : step_of_row(line);
     HALFSTEP_CHECK(!columns || line == kCsvColumns.substr(0, kCsvColumns.size() - 1), path.string(),
                    ": line 1 is not the columns of this version's log: ", in_quotes(line),
-                   ". Move the file away; a resumed run then begins a new one.");
+                   ". Move the file away; a resumed run then starts a new one.");
     if (!found) return rubbish.note(number, line);
     if (found->step > step) return false;
     rubbish.check_nothing_follows(number);
@@ -325,7 +325,7 @@ void RunLog::check_resumable(const std::filesystem::path& folder, int64_t step) 
 void RunLog::step(const StepRecord& record) {
   HALFSTEP_CHECK(record.step > state_->latest_written, state_->jsonl.file.path().string(), ": step ",
                  record.step, " after step ", state_->latest_written,
-                 "; each step stands once in a log, in order.");
+                 "; each step occurs once in a log, in order.");
   state_->latest_written = record.step;
   std::optional<FileError> refusal;
   const auto attempt = [&](auto&& body) {

@@ -107,12 +107,12 @@ std::pair<at::Tensor, at::Tensor> KeyValueCache::append(std::size_t layer, const
   const int64_t before = kept_layer.length, after = before + count;
   HALFSTEP_CHECK(before == layers_.front().length - (layer == 0 ? 0 : count), "KeyValueCache: layer ", layer,
                  " holds ", before, " tokens and the first ", layers_.front().length,
-                 ": a forward before this one was given up. Begin with a new cache.");
+                 ": an earlier forward was abandoned. Start with a new cache.");
   const auto extended = [&](at::Tensor& kept, const at::Tensor& added) {
     HALFSTEP_CHECK(!kept.defined() || (kept.size(0) == added.size(0) && kept.size(1) == added.size(1) &&
                                        kept.size(3) == added.size(3)),
-                   "KeyValueCache: keys or values of ", added.sizes(), " behind some of ", kept.sizes(),
-                   ": another batch or another model. Begin with a new cache.");
+                   "KeyValueCache: keys or values of ", added.sizes(), " after some of ", kept.sizes(),
+                   ": another batch or another model. Start with a new cache.");
     if (!kept.defined() || kept.size(2) < after) {
       constexpr int64_t kLeast = 64;
       const int64_t room = std::max(kLeast, 2 * after);  // to grow costs a copy of all, and comes seldom

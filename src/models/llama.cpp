@@ -41,7 +41,7 @@ RopeParameters read_rope(JsonFields& fields, int64_t max_position_embeddings) {
                     r.original_max_position_embeddings);
   };
   HALFSTEP_CHECK(values(said) == values(said_again), fields.where(),
-                 ": 'rope_scaling' and 'rope_parameters' say different things; keep the one that is meant.");
+                 ": 'rope_scaling' and 'rope_parameters' disagree; keep the one that is meant.");
   return said;
 }
 

@@ -142,10 +142,9 @@ std::shared_ptr<CausalLM> load_pretrained(const Path& folder, const LoadOptions&
   const bool only_pickle = std::filesystem::exists(folder / "pytorch_model.bin") &&
                            !std::filesystem::exists(folder / "model.safetensors") &&
                            !std::filesystem::exists(folder / "model.safetensors.index.json");
-  HALFSTEP_CHECK(
-      !only_pickle, folder.string(),
-      ": holds its weights as pytorch_model.bin only, a pickle: opening it would run the code in it. Save "
-      "it once more from transformers, with safe_serialization.");
+  HALFSTEP_CHECK(!only_pickle, folder.string(),
+                 ": holds its weights as pytorch_model.bin only, a pickle: opening it would run the code in "
+                 "it. Save it again from transformers, with safe_serialization.");
   const SafetensorsFolder source(folder);
   // The file's, not the model's: saved again, it has the type that its parameters have then.
   config.erase("dtype");

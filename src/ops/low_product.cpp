@@ -11,6 +11,7 @@
 #include <ATen/ops/sum.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <halfstep/error.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -61,6 +62,8 @@ void* scratch_of_thread(std::size_t bytes) {
 
 at::Tensor product(const at::Tensor& given_left, const at::Tensor& given_right,
                    const std::optional<at::Tensor>& given_bias) {
+  HALFSTEP_CHECK(kernels().product && given_left.numel() > 0 && given_right.numel() > 0,
+                 "halfstep::product: for processors with AMX, and for matrices with elements.");
   const at::Tensor left = dense(given_left), right = dense(given_right);
   const at::Tensor bias = given_bias ? given_bias->contiguous() : at::Tensor();
   const at::Tensor result = at::empty({left.size(0), right.size(1)}, left.options());

@@ -145,7 +145,7 @@ StepReport FusedOptimizer<Options>::step(const GradMultiplier& multiplier, StepO
   HALFSTEP_CHECK(!impl_->on_device || !options.stalls, Impl::Rule::kName,
                  ": StepOptions::stalls, but LibTorch's operations, which update parameters on ",
                  impl_->slots.front().param.working.device(),
-                 ", do not tell which updates were lost. Leave it out there.");
+                 ", do not report which updates were lost. Leave it out there.");
   if (!multiplier.grads()) impl_->check_not_scaled();
   if (grads.on_device()) {
     const double factor = multiplier.factor();

@@ -45,7 +45,7 @@ std::uint32_t id_of(const std::string& name) {
 
 void check_param(const char* whose, const Param& param) {
   const at::Tensor& working = param.working;
-  HALFSTEP_CHECK(!param.name.empty(), whose, ": a parameter has no name; reports and saved states go by it.");
+  HALFSTEP_CHECK(!param.name.empty(), whose, ": a parameter has no name; reports and saved states use it.");
   HALFSTEP_CHECK(working.defined(), whose, ": parameter '", param.name, "' is an undefined tensor.");
   HALFSTEP_CHECK(working.layout() == at::kStrided && working.is_non_overlapping_and_dense(), whose,
                  ": parameter '", param.name, "' is not dense (sizes ", working.sizes(), ", strides ",
@@ -81,7 +81,7 @@ std::vector<Slot> make_slots(const char* whose, const std::vector<const std::vec
                      seen->second, " and in group ", group, "; it can follow the options of one only.");
       if (!is_new) continue;
       HALFSTEP_CHECK(tensor_of.emplace(param.name, tensor).second, whose, ": two parameters are called '",
-                     param.name, "'. Reports and saved states go by names: give each its own.");
+                     param.name, "'. Reports and saved states use names: give each its own.");
       slots.push_back({.param = param, .group = group, .id = id_of(param.name)});
     }
   HALFSTEP_CHECK(!slots.empty(), whose, ": there is no parameter to train.");
@@ -101,7 +101,7 @@ std::vector<Slot> make_slots(const char* whose, const std::vector<const std::vec
 Moment make_moment(const Param& param, MomentStorage storage) {
   HALFSTEP_CHECK(storage != MomentStorage::Blockwise8 || param.first_element % kMomentBlockElements == 0, "'",
                  param.name, "' begins at element ", param.first_element,
-                 " of the whole parameter, amid a block of 8-bit moments. Cut it at a multiple of ",
+                 " of the whole parameter, inside a block of 8-bit moments. Cut it at a multiple of ",
                  kMomentBlockElements, ".");
   const MemoryClassScope memory(MemoryClass::Moments);
   const auto type = storage == MomentStorage::Fp32   ? at::kFloat

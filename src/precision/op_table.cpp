@@ -28,10 +28,10 @@ constexpr std::string_view kLstmKernel =
     "oneDNN's LSTM over a whole sequence: gates are sums of low products in FP32, h is rounded at each step, "
     "and c, a running sum, is kept in FP32. FP16 has no kernel for training: there all of it is FP32.";
 constexpr std::string_view kRecurrentLayer =
-    "Products inside follow their own rows, and input and state stay as they come; on CPU the weights are "
-    "cast once for the sequence, not once a step.";
+    "Products inside follow their own rows, and input and state keep their types; on CPU the weights are "
+    "cast once for the sequence, not once per step.";
 constexpr std::string_view kPrelu =
-    "One multiplication an element, as exact as its input; low in both stock list.";
+    "One multiplication per element, as exact as its input; low in both stock lists.";
 constexpr std::string_view kNormalisation =
     "Mean and variance are sums over a row, and the variance subtracts nearly equal numbers.";
 constexpr std::string_view kLowNorm =

@@ -161,7 +161,7 @@ namespace halfstep::report {
 std::string why_not_the_same_batches(const RunHistory& a, const RunHistory& b) {
   const auto first = configuration_of(a), second = configuration_of(b);
   if (!first || !second)
-    return "a configuration cannot be read, so that nobody knows whether they saw the same batches";
+    return "a configuration cannot be read, so it is unknown whether they saw the same batches";
   const auto& left = first->data;
   const auto& right = second->data;
   if (left.seed != right.seed) return "data.seed differs";
@@ -242,8 +242,7 @@ std::string same_sentence(const RunComparison& comparison, const Pairs& pairs, c
 
 std::string lost_sentence(const RunComparison::Row& row) {
   if (row.not_finite == 0) return "";
-  return row.name + " has lost its loss: it is NaN or Inf in " + counted(row.not_finite, "step") +
-         " of these. ";
+  return row.name + "'s loss is NaN or Inf in " + counted(row.not_finite, "step") + " of these. ";
 }
 
 std::string other_sentence(const RunComparison::Row& row, const RunComparison::Row& first,
@@ -256,8 +255,8 @@ std::string other_sentence(const RunComparison::Row& row, const RunComparison::R
       return name + " differs from " + reference + " by " + difference_text(from_first) +
              (from_first.paired ? "" : ", unpaired because " + from_first.why_unpaired) + ". ";
     case Likeness::Unclear:
-      return name + " cannot be told from " + reference + ", nor called the same: the difference is " +
-             difference_text(from_first) +
+      return name + " cannot be distinguished from " + reference +
+             ", nor called the same: the difference is " + difference_text(from_first) +
              (from_first.paired ? "" : ", unpaired because " + from_first.why_unpaired) + ". ";
     case Likeness::NotFinite:
       return lost_sentence(first) + lost_sentence(row);

@@ -211,7 +211,7 @@ std::string configuration_differences(Runs runs) {
   }
   std::vector<std::string> headings = {"key"};
   for (const RunHistory& run : runs) headings.push_back(escaped(run.name));
-  return "<section><h2>What their configurations differ in</h2>" +
+  return "<section><h2>Differences between their configurations</h2>" +
          (rows.empty() ? "<p>Nothing.</p>" : table(headings, rows)) +
          (left_out == 0 ? "" : "<p class=\"note\">And in " + with_commas(left_out) + " keys more.</p>") +
          "</section>\n";
@@ -221,7 +221,7 @@ std::string configuration_differences(Runs runs) {
 
 std::string compare_html(Runs runs) {
   HALFSTEP_CHECK(runs.size() <= kMostRuns, "compare: ", runs.size(), " runs in one page; at most ", kMostRuns,
-                 " can be told apart. Compare fewer, or leave --html away.");
+                 " can be told apart. Compare fewer, or leave --html out.");
   const RunComparison comparison = compare_runs(runs);
   std::string names;
   for (const RunHistory& run : runs) names += (names.empty() ? "" : " · ") + run.name;

@@ -143,7 +143,7 @@ const std::vector<Field>& RecordReader::read(std::string_view line) {
   if (const auto end = parser_.Parse<kFlags>(stream, *this); end.IsError())
     throw BadRecord(detail::concat("is not valid JSON: ", rapidjson::GetParseError_En(end.Code()), " Byte ",
                                    end.Offset() + 1, "."));
-  if (!std::holds_alternative<Object>(fields_.front().value)) throw BadRecord("is no object of JSON.");
+  if (!std::holds_alternative<Object>(fields_.front().value)) throw BadRecord("is not a JSON object.");
   return fields_;
 }
 
@@ -372,7 +372,7 @@ std::vector<int64_t> packed_of(const Fields& fields) {
   const std::vector<int64_t> counts = fields.integers("exponents"), fractions = fields.integers("fractions");
   const std::vector<int64_t> saturated = fields.integers("saturated");
   if (fractions.size() != kFractions * counts.size() || saturated.size() != TensorStats{}.saturated.size())
-    throw BadRecord("has lists of 'exponents', 'fractions' and 'saturated' that do not go together.");
+    throw BadRecord("has lists of 'exponents', 'fractions' and 'saturated' that do not match.");
   std::vector<int64_t> packed = {fields.integer("zeros"), fields.integer("nans"),
                                  fields.integer("infinities"), std::bit_cast<int64_t>(fields.number("sum")),
                                  std::bit_cast<int32_t>(static_cast<float>(fields.number("amax")))};
@@ -518,7 +518,7 @@ class HistoryBuilder {
   void take_step(const Fields& fields) {
     StepRecord record = step_of(fields);
     if (!run_.steps.empty() && run_.steps.back().step == record.step)
-      throw BadRecord(detail::concat("tells step ", record.step, " again."));
+      throw BadRecord(detail::concat("repeats step ", record.step, "."));
     run_.steps.push_back(std::move(record));
   }
 
@@ -572,7 +572,7 @@ RunHistory read_run(const std::filesystem::path& folder) {
     run.last_line_cut = file.eof() && bytes > 0;  // a process died there, or is writing it
     if (file.eof() || file.bad()) break;
     if (file.fail())
-      refuse(path, number, detail::concat("has more than ", kMostLineBytes, " bytes; it is no record."));
+      refuse(path, number, detail::concat("has more than ", kMostLineBytes, " bytes; it is not a record."));
     try {
       builder.take(Fields(reader, std::string_view(line.get(), bytes - 1)));
     } catch (const BadRecord& fault) {

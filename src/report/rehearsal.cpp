@@ -291,7 +291,7 @@ std::string recommendation(const Rehearsal& rehearsal, const RehearsalJudgement&
   const std::string& baseline = rehearsal.recipes.front().name;
   if (judgement.rows.front().verdict != RecipeVerdict::Baseline)
     return "No recipe can be recommended: " + baseline + " itself, the baseline, " +
-           judgement.rows.front().why + "; mend that first, by a lower optimizer.lr for instance.";
+           judgement.rows.front().why + "; fix that first, for instance with a lower optimizer.lr.";
   if (!judgement.recommended)
     return "No recipe can be recommended: no cost is known, neither a forecast nor measured memory; give "
            "--device.";
@@ -318,9 +318,8 @@ std::string meaning_of(const Rehearsal& rehearsal, const RehearsalJudgement& jud
            "on average.";
   return "Intervals are 95% ones of the mean difference of training losses over steps " +
          with_commas(judgement.first_step) + " to " + with_commas(rehearsal.steps) +
-         " of this one seed, with neighbouring steps put together because they resemble each other: they say "
-         "how "
-         "sure this run is, and nothing of other seeds.";
+         " of this one seed, with neighbouring steps combined because they are correlated: they say how "
+         "certain this run is, and nothing about other seeds.";
 }
 
 }  // namespace

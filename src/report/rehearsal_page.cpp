@@ -164,7 +164,7 @@ std::string interval_figure(const Rehearsal& rehearsal, const RehearsalJudgement
          "xmlns=\"http://www.w3.org/2000/svg\" aria-label=\"Intervals of the differences\">\n" +
          drawing + "</svg></div><div class=\"corner\">%</div><div class=\"x\">" + ticks +
          "</div></div>\n<p class=\"note\">Dashed: no difference. Red: the bound of " +
-         percent(rehearsal.bound) + "; what is left of it holds.</p></figure>\n";
+         percent(rehearsal.bound) + "; intervals to the left of it hold.</p></figure>\n";
 }
 
 std::string pill(RecipeVerdict verdict) {

@@ -156,7 +156,7 @@ std::string sample_section(const RunHistory& run) {
             bounded(shown[i].prompt, kMostSampleBytes) + "</b>" + bounded(shown[i].text, kMostSampleBytes) +
             "</pre></div>\n";
   return section("Samples",
-                 "<p class=\"quiet\">What the model was given is set off; the rest it wrote.</p>\n<div "
+                 "<p class=\"quiet\">The prompt is highlighted; the model wrote the rest.</p>\n<div "
                  "class=\"samples\">" +
                      body + "</div>\n" + left_out(std::ssize(shown), std::ssize(run.samples), "last"));
 }
@@ -175,7 +175,7 @@ std::string note_section(const RunHistory& run) {
 std::string sitting_section(const RunHistory& run) {
   Rows rows;
   for (const auto& sitting : last_of(run.sittings, kMostSittings)) {
-    std::string end = "no last word";
+    std::string end = "no end record";
     if (sitting.end)
       end = escaped(sitting.end->outcome) +
             (sitting.end->why.empty() ? "" : ": " + bounded(sitting.end->why, 400));
@@ -209,7 +209,7 @@ std::string machine_section(const RunHistory& run) {
   std::string body =
       table({"", ""}, rows) + left_out(std::ssize(rows), std::ssize(last.header.machine), "first");
   if (first.header.machine != last.header.machine)
-    body += "<p>It began on another:</p>" + table({"", ""}, machine_rows(first));
+    body += "<p>It started on another machine:</p>" + table({"", ""}, machine_rows(first));
   return section("Machine", body);
 }
 

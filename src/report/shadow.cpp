@@ -183,7 +183,7 @@ std::string shadow_html(const std::string& name, const RunHistory& run, const Sh
   const std::string body =
       "<main>\n<header><div class=\"headline\"><h1>Shadow rehearsal of " + escaped(name) +
       "</h1></div>\n<p class=\"trained\">" + counted(findings.steps, "step") + " in FP32, " +
-      with_commas(findings.looks) + " of them looked at; " +
+      with_commas(findings.looks) + " of them sampled; " +
       counted(std::ssize(findings.precisions), "precision") + ", " +
       counted(std::ssize(findings.layers), "linear layer") +
       "</p></header>\n<p class=\"note\">Each number compares a layer's product with FP32's of the same "

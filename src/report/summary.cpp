@@ -85,7 +85,8 @@ std::string how_it_ended(const RunHistory& run, const RunSummary& summary) {
       summary.planned_steps > summary.last_step ? " of " + with_commas(summary.planned_steps) : std::string();
   const std::string steps =
       with_commas(summary.last_step) + of_planned + " steps in " + duration(summary.seconds);
-  if (!run.end()) return "After " + steps + " the log has no last word: the run was killed, or it goes on. ";
+  if (!run.end())
+    return "After " + steps + " the log has no end record: the run was killed, or is still running. ";
   const std::string_view reason = beginning_of(run.end()->why, kMostReasonBytes);
   const std::string cut = reason.size() < run.end()->why.size() ? "…" : "";
   const std::string why = reason.empty() ? "." : ": " + std::string(reason) + cut;

@@ -141,7 +141,7 @@ std::string safetensors_header(const std::vector<TensorToWrite>& tensors,
   // By the reader itself, for what it alone counts: the length of one text, and whatever it learns to refuse.
   files::SafetensorsHeader read_again;
   files::read_header_text(std::string_view(text).substr(sizeof length),
-                          "safetensors: cannot be written, for it could not be read again", limits,
+                          "safetensors: cannot be written because it could not be read back", limits,
                           read_again);
   std::memcpy(text.data(), &length, sizeof length);
   return text;

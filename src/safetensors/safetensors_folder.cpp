@@ -39,7 +39,7 @@ class Mismatches {
   static constexpr size_t kTold = 20;
   std::string start(const std::filesystem::path& where) const {
     return detail::concat(where.string(), ": the index and its files disagree on ", count_,
-                          " tensors. Fetch the folder again, whole:");
+                          " tensors. Download the whole folder again:");
   }
   std::string text_;
   size_t count_ = 0;
@@ -180,9 +180,8 @@ std::string index_text_to_write(const files::SafetensorsIndex& index, uint64_t t
   } catch (const nlohmann::json::exception&) {
     throw Error("safetensors: the name of a tensor is not valid UTF-8.");
   }
-  (void)files::parse_safetensors_index(text,
-                                       "safetensors: the folder cannot be written, for its index could not "
-                                       "be read again");
+  (void)files::parse_safetensors_index(
+      text, "safetensors: the folder cannot be written because its index could not be read back");
   return text;
 }
 

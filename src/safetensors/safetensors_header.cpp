@@ -66,7 +66,7 @@ std::string_view header_text(std::span<const std::byte> file, std::string_view w
   std::memcpy(&length, file.data(), kLengthBytes);
   HALFSTEP_CHECK(length <= file.size() - kLengthBytes, where, ": the header's length, ", length,
                  " bytes, exceeds the file, which has ", file.size() - kLengthBytes,
-                 " bytes behind it. The file is cut short, or not a safetensors file.");
+                 " bytes after it. The file is cut short, or not a safetensors file.");
   HALFSTEP_CHECK(length <= limits.header_bytes, where, ": the header has ", length, " bytes; at most ",
                  limits.header_bytes, " are read. SafetensorsLimits::header_bytes raises the limit.");
   const auto* start = reinterpret_cast<const char*>(file.data() + kLengthBytes);
@@ -109,9 +109,9 @@ void check_tiling(const std::vector<TensorEntry>& entries, uint64_t data_bytes, 
     previous = &entry;
   }
   HALFSTEP_CHECK(reached <= data_bytes, where, ": its tensors take ", reached, " bytes, but only ",
-                 data_bytes, " stand behind the header. The file is cut short.");
+                 data_bytes, " follow the header. The file is cut short.");
   HALFSTEP_CHECK(reached == data_bytes, where, ": ", data_bytes - reached,
-                 " trailing bytes behind the last tensor belong to none.");
+                 " trailing bytes after the last tensor belong to none.");
 }
 
 }  // namespace

@@ -50,8 +50,8 @@ SafetensorsIndex parse_safetensors_index(std::string_view text, std::string_view
     const auto& name = file.get_ref<const std::string&>();
     HALFSTEP_CHECK(is_plain_file_name(name), where, ": weight_map: tensor ", in_quotes(tensor),
                    " is said to be in ", in_quotes(name),
-                   ". Only a plain name of a file beside the index is followed, ending in "
-                   ".safetensors: no folders, no control characters, at most 255 bytes.");
+                   ". Only a plain name of a file next to the index is followed, ending in .safetensors: no "
+                   "folders, no control characters, at most 255 bytes.");
     index.file_of.emplace(tensor, name);
   }
   const size_t shard_count = index.file_names().size();

@@ -33,8 +33,7 @@ struct GradScaler::Impl : scaling::ScalerState {
   bool found_non_finite(torch::optim::Optimizer& optimizer, const Round& round) {
     if (!round.flags.any_set()) return false;
     skipped_parameter = scaling::first_non_finite(optimizer, names);
-    if (skipped_parameter.empty())
-      skipped_parameter = "a parameter (finite again since unscale_ looked at it)";
+    if (skipped_parameter.empty()) skipped_parameter = "a parameter (finite again since unscale_ checked it)";
     return true;
   }
 

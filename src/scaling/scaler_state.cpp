@@ -77,7 +77,7 @@ void check_skip_limit(const char* whose, const LossScaling& options, const LossS
           whose, ": ", state.consecutive_skips,
           " steps in a row were skipped; the last time the gradient of ", parameter, " was not finite.",
           scale,
-          " Training has stopped moving: look for an Inf in the forward pass, or lower the learning "
+          " Training makes no progress: look for an Inf in the forward pass, or lower the learning "
           "rate",
           scaled ? ", or train in BF16. LossScaling::max_consecutive_skips "
                    "(precision.loss_scale.max_consecutive_skips of a run) sets this limit."

@@ -118,7 +118,7 @@ at::Tensor divisor_on_device(const GradMultiplier& multiplier) {
   const GradsOnDevice& grads = *multiplier.grads()->on_device();
   HALFSTEP_CHECK(
       !grads.loss_scale.defined() || grads.loss_scale._version() == grads.loss_scale_version,
-      "the loss scale has moved on since these gradients were inspected: call optimizer.step before "
+      "the loss scale has changed since these gradients were inspected: call optimizer.step before "
       "mp.advance.");
   const double factor = multiplier.factor(), max_norm = multiplier.max_norm();
   at::Tensor divisor = grads.loss_scale;

@@ -45,7 +45,7 @@ std::optional<double> largest_on_device(const at::Tensor& values) {
 void check_values_fit(const std::string& name, const at::Tensor& values, c10::ScalarType type) {
   const std::optional<double> largest = values.is_cpu() ? largest_on_host(values) : largest_on_device(values);
   HALFSTEP_CHECK(largest, "parameter '", name,
-                 "' holds an Inf or a NaN. No training recovers from that: mend its initialisation or the "
+                 "' holds an Inf or a NaN. No training recovers from that: fix its initialisation or the "
                  "file that it was loaded from.");
   const double max = traits(*training_format(type)).max;
   HALFSTEP_CHECK(*largest <= max, "parameter '", name, "' holds a value of magnitude ", *largest,
@@ -54,7 +54,7 @@ void check_values_fit(const std::string& name, const at::Tensor& values, c10::Sc
 
 void check_can_be_param(const std::string& name, const at::Tensor& parameter, WeightStorage storage,
                         c10::ScalarType low) {
-  HALFSTEP_CHECK(!name.empty(), "a parameter has no name: reports and saved states go by it.");
+  HALFSTEP_CHECK(!name.empty(), "a parameter has no name: reports and saved states use it.");
   HALFSTEP_CHECK(parameter.defined(), "parameter '", name, "' is an undefined tensor.");
   HALFSTEP_CHECK(
       parameter.scalar_type() == at::kFloat, "parameter '", name, "' is ", parameter.scalar_type(),

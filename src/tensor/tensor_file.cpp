@@ -76,7 +76,7 @@ std::vector<int64_t> sizes_of(const TensorEntry& entry) {
 TensorToWrite to_write(std::string name, const at::Tensor& tensor) {
   HALFSTEP_CHECK(
       tensor.defined() && tensor.is_cpu() && tensor.is_contiguous() && !tensor.is_neg() && !tensor.is_conj(),
-      in_quotes(name), " cannot be written as it lies: it must be a contiguous CPU tensor.");
+      in_quotes(name), " cannot be written as it is: it must be a contiguous CPU tensor.");
   std::vector<int64_t> shape = tensor.sizes().vec();
   const TensorType type = tensor_type_of(tensor.scalar_type());
   if (type == TensorType::F4) {

@@ -106,16 +106,16 @@ void DefinitionBuilder::add_to_vocabulary(const std::string& token, int64_t id) 
   HALFSTEP_CHECK(id >= 0 && id < kIdLimit, where_, ": the token ", in_quotes(token), " has the id ", id,
                  "; ids are read from 0 to ", kIdLimit - 1, ".");
   HALFSTEP_CHECK(static_cast<size_t>(id) >= bytes_of_id_.size() || !bytes_of_id_[static_cast<size_t>(id)],
-                 where_, ": the id ", id, " of ", in_quotes(token), " stands twice in the vocabulary.");
+                 where_, ": the id ", id, " of ", in_quotes(token), " occurs twice in the vocabulary.");
   HALFSTEP_CHECK(id_of_token_.emplace(token, static_cast<int32_t>(id)).second, where_, ": the token ",
-                 in_quotes(token), " stands twice in the vocabulary.");
+                 in_quotes(token), " occurs twice in the vocabulary.");
   set_bytes(static_cast<int32_t>(id), bytes_of_token(token).value_or(token));
 }
 
 int32_t DefinitionBuilder::id_in_vocabulary(std::string_view token, std::string_view of_what) const {
   const auto found = id_of_token_.find(token);
   HALFSTEP_CHECK(found != id_of_token_.end(), where_, ": merge ", merges_.size(), " ", of_what, " ",
-                 in_quotes(token), ", which the vocabulary has not.");
+                 in_quotes(token), ", which is not in the vocabulary.");
   return found->second;
 }
 
@@ -138,7 +138,7 @@ void DefinitionBuilder::check_merges_differ() const {
   if (twice == pairs.end()) return;
   const auto token = [&](int32_t id) { return in_quotes(*bytes_of_id_[static_cast<size_t>(id)]); };
   detail::throw_error(detail::concat(where_, ": the merge of ", token(twice->first), " and ",
-                                     token(twice->second), " stands twice."));
+                                     token(twice->second), " occurs twice."));
 }
 
 void DefinitionBuilder::add_added_token(const std::string& content, int64_t id, bool normalized) {
@@ -152,13 +152,12 @@ void DefinitionBuilder::add_added_token(const std::string& content, int64_t id, 
     HALFSTEP_CHECK(in_vocabulary->second == id, where_, ": the added token ", in_quotes(content),
                    " has the id ", id, ", in the vocabulary ", in_vocabulary->second, ".");
     HALFSTEP_CHECK(bytes_of_id_[static_cast<size_t>(id)] == content, where_, ": the added token ",
-                   in_quotes(content),
-                   " is in the vocabulary for other bytes; what it was could not be told from its id.");
+                   in_quotes(content), " is in the vocabulary for other bytes; its id would be ambiguous.");
   } else {
     // The rule of `tokenizers`, which numbers new tokens itself whatever the file says.
     const int64_t expected = std::max<int64_t>(static_cast<int64_t>(id_of_token_.size()), last_added_ + 1);
     HALFSTEP_CHECK(id == expected && id < kIdLimit, where_, ": the added token ", in_quotes(content),
-                   " has the id ", id, "; behind ", id_of_token_.size(),
+                   " has the id ", id, "; after ", id_of_token_.size(),
                    " tokens of the vocabulary and added ones it must be ", expected, ".");
     HALFSTEP_CHECK(static_cast<size_t>(id) >= bytes_of_id_.size() || !bytes_of_id_[static_cast<size_t>(id)],
                    where_, ": the id ", id, " of the added token ", in_quotes(content),
@@ -166,7 +165,7 @@ void DefinitionBuilder::add_added_token(const std::string& content, int64_t id, 
     set_bytes(static_cast<int32_t>(id), content);
   }
   HALFSTEP_CHECK(id_of_added_.emplace(content, static_cast<int32_t>(id)).second, where_, ": the added token ",
-                 in_quotes(content), " stands twice.");
+                 in_quotes(content), " occurs twice.");
   last_added_ = std::max(last_added_, id);
   if (!normalized) return first_added_.add(content, static_cast<int32_t>(id));
   second_added_.add(nfc_ ? nfc_of(content) : content, static_cast<int32_t>(id));

@@ -26,7 +26,7 @@ constexpr std::size_t kMostLineBytes = std::size_t{64} << 20;
 std::string text_at(const Json& record, const char* name) {
   const auto found = record.find(name);
   HALFSTEP_CHECK(found != record.end() && found->is_string(), in_quotes(name),
-                 found == record.end() ? " is missing." : " is no text.");
+                 found == record.end() ? " is missing." : " is not text.");
   return found->get<std::string>();
 }
 
@@ -53,11 +53,11 @@ std::string content_of(const Json& message) {
 }
 
 std::vector<ChatMessage> messages_of(const Json& list) {
-  HALFSTEP_CHECK(list.is_array() && !list.empty(), "'messages' is no list of messages.");
+  HALFSTEP_CHECK(list.is_array() && !list.empty(), "'messages' is not a list of messages.");
   std::vector<ChatMessage> messages;
   for (const Json& one : list) {
     const std::string which = detail::concat("message ", messages.size() + 1, ": ");
-    HALFSTEP_CHECK(one.is_object(), which, "is no object with 'role' and 'content'.");
+    HALFSTEP_CHECK(one.is_object(), which, "is not an object with 'role' and 'content'.");
     try {
       refuse_unread(one, {"tool_calls", "function_call", "reasoning_content", "thinking", "weight"});
       messages.push_back({.role = text_at(one, "role"), .content = content_of(one)});
@@ -205,7 +205,7 @@ void look_at_lines(TextFile& file, const std::optional<std::string>& text_field)
 
 TextRecord read_record(std::string_view line, const std::optional<std::string>& text_field) {
   Json record = files::read_json(line, "JSON");
-  HALFSTEP_CHECK(record.is_object(), "is no JSON object: {\"text\": ...}.");
+  HALFSTEP_CHECK(record.is_object(), "is not a JSON object: {\"text\": ...}.");
   if (text_field) return {.text = text_at(record, text_field->c_str())};
   if (record.contains("messages")) {
     refuse_unread(record, {"tools", "functions"});

@@ -87,7 +87,7 @@ void read_pre_tokenizer(const Place& place, std::vector<Stage>& stages, bool may
     return;
   }
   HALFSTEP_CHECK(stages.size() < kMaxStages, place.where(), ": pre_tokenizer has more than ", kMaxStages,
-                 " stages, which no tokenizer in use has. Was the file damaged, or made to harm?");
+                 " stages, which no tokenizer in use has. Is the file damaged or malicious?");
   if (type == "Digits") {
     place.expect_keys({"type", "individual_digits"});
     stages.push_back(

@@ -153,7 +153,7 @@ void GradAccumulator::make_sum(std::size_t i, const Param& param) {
   if (sum.values.defined() && same_layout(sum.values, working)) return;
   HALFSTEP_CHECK(
       !reducer_, "MixedPrecision: '", param.name,
-      "' was laid out anew or began to require a gradient in the middle of a step. With ranks, do that "
+      "' changed its layout or started to require a gradient in the middle of a step. With ranks, do that "
       "between steps.");
   const MemoryClassScope memory(MemoryClass::Gradient);
   const auto options = working.options().requires_grad(false);
@@ -321,10 +321,9 @@ StateDict GradAccumulator::live_form(const std::vector<Param>& params) const {
 void GradAccumulator::load(const StateDict& saved, const std::vector<Param>& params) {
   GradAccumulator loaded(kind_, reducer_);
   if (saved.size() > 0) {
-    HALFSTEP_CHECK(
-        !reducer_,
-        "MixedPrecision: the saved state is of the middle of a step, which with ranks no process can "
-        "go on from. Save between steps, after mp.advance(grads).");
+    HALFSTEP_CHECK(!reducer_,
+                   "MixedPrecision: the saved state is of the middle of a step, which with ranks no process "
+                   "can resume from. Save between steps, after mp.advance(grads).");
     loaded.micro_batches_ = loaded.first_on_device_ = saved.integer("micro_batches");
     loaded.bad_micro_batch_ = saved.integer("bad_micro_batch");
     loaded.bad_parameter_ = saved.text("bad_parameter");

@@ -37,8 +37,8 @@ Example ExampleReader::read(const TextRecord& record) const {
   std::string written;
   const auto grow_to = [&](std::string text, std::size_t message, bool is_given) {
     HALFSTEP_CHECK(text.starts_with(written), "the chat template writes message ", message + 1,
-                   " not behind what it wrote of those before it, so that nobody can say what is its part. "
-                   "Only templates that do can be learned with.");
+                   " not after its text of the earlier messages, so the text of this message cannot be "
+                   "determined. Only templates that append each message can be used for training.");
     append(example, tokenizer.encode(std::string_view(text).substr(written.size())), is_given);
     written = std::move(text);
   };

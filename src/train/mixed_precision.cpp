@@ -87,7 +87,7 @@ Float32ProductsGuard::Float32ProductsGuard(Float32Products products) {
   HALFSTEP_CHECK(all.count == 0 || all.products == products,
                  "MixedPrecision: another one is training with float32 matmul precision '",
                  setting_of(all.products), "', this one asks for '", setting_of(products),
-                 "'. LibTorch has one such setting a process: give both the same, or one process each.");
+                 "'. LibTorch has one such setting per process: give both the same, or one process each.");
   if (all.count++ > 0) return;
   all.products = products;
   all.before = setting_of(at::globalContext().float32MatmulPrecision());
@@ -518,13 +518,12 @@ struct MixedPrecision::Impl {
                    "MixedPrecision: sums of several ranks are FP32: Accumulation::Fp32, not Bf16Kahan.");
     GradReducer::check(options.ranks, {.type = options.reduction.type,
                                        .canonical_batches = options.reduction.canonical_batches});
-    HALFSTEP_CHECK(
-        options.sharding != Sharding::Weights ||
-            options.reduction.canonical_batches % options.ranks.size() == 0,
-        "MixedPrecision: a canonical sum of ", options.reduction.canonical_batches,
-        " micro-batches with Sharding::Weights on ", options.ranks.size(),
-        " ranks. Weights come to all ranks at a time, so each needs as many micro-batches as the others: "
-        "a multiple of their number, or Sharding::Gradients.");
+    HALFSTEP_CHECK(options.sharding != Sharding::Weights ||
+                       options.reduction.canonical_batches % options.ranks.size() == 0,
+                   "MixedPrecision: a canonical sum of ", options.reduction.canonical_batches,
+                   " micro-batches with Sharding::Weights on ", options.ranks.size(),
+                   " ranks. Weights are gathered on all ranks at the same time, so each needs as many "
+                   "micro-batches as the others: a multiple of their number, or Sharding::Gradients.");
     check_same_on_all_ranks(options, precision, contents);
     for (const auto& [name, parameter] : contents.parameters) take_first_ranks(options.ranks, parameter);
     for (const auto& [name, buffer] : contents.buffers) take_first_ranks(options.ranks, buffer);
@@ -580,10 +579,11 @@ struct MixedPrecision::Impl {
     numbers.insert(numbers.end(), {sample, -sample});
     accumulator->close(params, updated(), &numbers);
     if (numbers[order_at + 2] != -numbers[order_at + 3]) say_which_weights_differ(options.ranks, params);
-    HALFSTEP_CHECK(numbers[order_at] == -numbers[order_at + 1],
-                   "MixedPrecision: ranks have used the blocks of the model in different orders, so that the "
-                   "weights which they gathered were not those of one block. With Sharding::Weights every "
-                   "rank's forward takes the same way through the model; use Sharding::Gradients otherwise.");
+    HALFSTEP_CHECK(
+        numbers[order_at] == -numbers[order_at + 1],
+        "MixedPrecision: ranks have used the blocks of the model in different orders, so that the "
+        "weights which they gathered were not those of one block. With Sharding::Weights every rank's "
+        "forward takes the same path through the model; use Sharding::Gradients otherwise.");
     if (quant) quant->set_of_step({numbers.begin(), numbers.begin() + static_cast<std::ptrdiff_t>(amaxes)});
     for (std::size_t i = 0; i < present.size(); ++i)
       if (numbers[amaxes + i]) take_first_ranks(reducer->ranks(), present[i].second);
@@ -652,7 +652,7 @@ struct MixedPrecision::Impl {
     const bool of_this_step = std::any_of(inspected_there.begin(), inspected_there.end(),
                                           [&](const auto& each) { return each.lock() == grads.on_device(); });
     HALFSTEP_CHECK(of_this_step,
-                   "MixedPrecision: advance with gradients of another step. Call it once a step, with what "
+                   "MixedPrecision: advance with gradients of another step. Call it once per step, with what "
                    "inspect_grads returned in that step.");
     inspected_there.clear();
     weights.end_step(params);
@@ -728,8 +728,8 @@ struct MixedPrecision::Impl {
   void check_advanced(const char* call) const {
     HALFSTEP_CHECK(
         !inspected, "MixedPrecision: ", call,
-        " after inspect_grads, but advance was not called for that step. Without it the loss scale "
-        "never moves and skipped steps are not counted: call mp.advance(grads) after optimizer.step.");
+        " after inspect_grads, but advance was not called for that step. Without it the loss scale never "
+        "changes and skipped steps are not counted: call mp.advance(grads) after optimizer.step.");
   }
 };
 
@@ -845,9 +845,8 @@ void MixedPrecision::set_loss_scaling(const LossScaling& options) {
   const bool has_gradients =
       impl_->backward_ran || (impl_->accumulator && impl_->accumulator->micro_batches() > 0);
   HALFSTEP_CHECK(!has_gradients || scale == loss_scale(),
-                 "MixedPrecision: set_loss_scaling would move the loss "
-                 "scale from ",
-                 loss_scale(), " to ", scale,
+                 "MixedPrecision: set_loss_scaling would change the loss scale from ", loss_scale(), " to ",
+                 scale,
                  ", and gradients of this step carry the first. Call it between steps, after advance.");
   impl_->precision.loss_scaling = impl_->scaler.options = options;
   impl_->scaler.state.loss_scale = scale;
@@ -935,10 +934,9 @@ void MixedPrecision::zero_grad() {
 }
 
 void MixedPrecision::advance(const GradSummary& grads) {
-  HALFSTEP_CHECK(
-      impl_->inspected || !grads.any(),
-      "MixedPrecision: advance, but inspect_grads was not called since the last advance. Call each "
-      "of them once a step: inspect_grads, optimizer.step, advance.");
+  HALFSTEP_CHECK(impl_->inspected || !grads.any(),
+                 "MixedPrecision: advance, but inspect_grads was not called since the last advance. Call "
+                 "each of them once per step: inspect_grads, optimizer.step, advance.");
   if (const auto observer = impl_->observer.lock()) observer->end_step(impl_->updated());
   if (impl_->on_device && grads.on_device() && grads.any()) return impl_->advance_on_device(grads);
   impl_->take_verdicts(/*wait=*/true);
@@ -948,7 +946,7 @@ void MixedPrecision::advance(const GradSummary& grads) {
                  "MixedPrecision: advance with gradients that carry a loss "
                  "scale of ",
                  grads.loss_scale(), "; the present one is ", state.loss_scale,
-                 ". Call it once a step, with what inspect_grads returned in that step.");
+                 ". Call it once per step, with what inspect_grads returned in that step.");
   if (impl_->inspected && grads.any()) impl_->weights.end_step(impl_->updated());
   if (impl_->shards && grads.any() && grads.finite()) impl_->shards->share_update();
   if (impl_->accumulator) impl_->accumulator->begin_step();
@@ -1027,10 +1025,12 @@ void MixedPrecision::load_state_dict(const StateDict& saved) {
   };
   // First: another precision has other names, and the list of those would not say why.
   for (const char* name : {"precision", "weights"})
-    HALFSTEP_CHECK(!saved.contains(name) || saved.text(name) == present.text(name),
-                   "MixedPrecision: the saved state is of ", name, " ", saved.text(name), ", this one is ",
-                   present.text(name),
-                   ". Build it with the same, or take the weights alone: full_precision.");
+    HALFSTEP_CHECK(
+        !saved.contains(name) || saved.text(name) == present.text(name),
+        "MixedPrecision: the saved state is of ", name, " ", saved.text(name), ", this one is ",
+        present.text(name),
+        ". Continue with the same, or begin another run with the weights alone: full_precision, or for "
+        "halfstep train a new --folder with model.from=RUN/model.");
   const std::string casts = kRecipePrefix + "casts.";
   const auto check_layers = [&](const StateDict& has, const StateDict& other, const char* where,
                                 const char* elsewhere) {
@@ -1056,7 +1056,7 @@ void MixedPrecision::load_state_dict(const StateDict& saved) {
     for (const Param& param : impl_->params)
       faults.expect(saved.text("layout." + param.name) == present.text("layout." + param.name), "'",
                     param.name, "' was saved in parts of ", saved.text("layout." + param.name),
-                    " and lies in memory as ", present.text("layout." + param.name), " here");
+                    " and is stored in memory as ", present.text("layout." + param.name), " here");
   for (const Param& param : impl_->updated()) {
     if (param.is_part() && param.working.numel() == 0) continue;
     const std::string working_name = saved_name("working." + param.name, param);

@@ -317,7 +317,7 @@ Shadow::Shadow(MixedPrecision& mp, ShadowOptions options) : state_(std::make_sha
   HALFSTEP_CHECK(mp.precision().compute == at::kFloat, "Shadow: the run computes in ", mp.precision().name(),
                  ", and others are compared with FP32. Train with Precision::fp32().");
   HALFSTEP_CHECK(mp.ranks().size() == 1 && mp.sharding() == Sharding::None, "Shadow: a run of ",
-                 mp.ranks().size(), " ranks. It looks at one process alone.");
+                 mp.ranks().size(), " ranks. It supports one process only.");
   state_->every = options.every;
   for (ShadowedPrecision& given : options.precisions) {
     given.precision.check();
@@ -330,7 +330,7 @@ Shadow::Shadow(MixedPrecision& mp, ShadowOptions options) : state_(std::make_sha
     const auto plan = mp.layers_under(precision);
     for (const Param& param : mp.params()) {
       HALFSTEP_CHECK(param.working.is_cpu(), "Shadow: '", param.name, "' is on ", param.working.device(),
-                     ". It looks at models on the CPU.");
+                     ". It supports models on the CPU only.");
       const auto layer = std::ranges::find(plan, param.name, &LayerPlan::name);
       if (layer == plan.end() || (precision.recipe && !layer->quantised)) continue;
       const at::Tensor leaf = param.working.detach().requires_grad_();

@@ -37,8 +37,8 @@ void check_batch_divides(const RunConfig& config, const Ranks& ranks) {
                    ranks.size(), " ranks. Raise it, and lower data.batch_size, or start fewer ranks.");
     HALFSTEP_CHECK(
         config.run.shard != "weights" || config.train.accumulation % ranks.size() == 0,
-        "run.reduction is canonical and run.shard weights: weights come to all ranks at a time, so each "
-        "takes as many micro-batches as the others, and train.accumulation is ",
+        "run.reduction is canonical and run.shard weights: weights are gathered on all ranks at the same "
+        "time, so each takes as many micro-batches as the others, and train.accumulation is ",
         config.train.accumulation, " for ", ranks.size(),
         " ranks. Make it a multiple of their number, or set run.shard to gradients.");
     return;

@@ -191,7 +191,7 @@ class TextTask final : public Task {
                    " tokens. Shorten it.");
     HALFSTEP_CHECK(
         config.train.sample_every == 0 || !config.train.sample_prompt.empty(),
-        "train.sample_prompt is empty, and a sample goes on from at least one token. Write \"The \".");
+        "train.sample_prompt is empty, and a sample continues at least one token. Write \"The \".");
     model_->recompute_blocks = config.train.recompute_blocks;
     std::vector<TokenFile> files = open_all(sources_.train, model_->vocabulary());
     training_tokens_ = total_size(files);
@@ -338,9 +338,9 @@ class TextTask final : public Task {
                                   own.integer(name));
     if (changed.empty() && saved.contains("digest") && saved.integer("digest") != own.integer("digest"))
       changed = "data.train gives other tokens than before";
-    HALFSTEP_CHECK(changed.empty(), "This run was trained on other data: ", changed,
+    HALFSTEP_CHECK(changed.empty(), "this run was trained on other data: ", changed,
                    ". Put the data and its keys back to resume it, or start another run in a new --folder; "
-                   "there, model.from = \"RUN/model\" goes on from the weights of a run that is done.");
+                   "there, model.from = \"RUN/model\" starts from the weights of a finished run.");
   }
 
   /// What this rank's mean loss counts in the mean over ranks: where not every token is learned, one rank may

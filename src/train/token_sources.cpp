@@ -241,8 +241,8 @@ struct Maker {
     HALFSTEP_CHECK(packer.examples() > 0 || packer.too_long() > 0, documents.front().file->name, ": none of ",
                    documents.size(),
                    " examples has a token to learn. Leave out those whose answers are empty.");
-    HALFSTEP_CHECK(packer.examples() > 0, documents.front().file->name, ": of none of ", documents.size(),
-                   " examples anything is left to learn in ", data.sequence_length,
+    HALFSTEP_CHECK(packer.examples() > 0, documents.front().file->name, ": none of ", documents.size(),
+                   " examples has anything left to learn in ", data.sequence_length,
                    " tokens: their prompts are longer. Raise data.sequence_length.");
     packer.finish();
     out.commit();

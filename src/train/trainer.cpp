@@ -114,7 +114,7 @@ struct Trainer::Impl {
     }
     const std::string fault = ranks.decided("settings", changes, first_fault);
     HALFSTEP_CHECK(fault.empty(), "Ranks have different settings. ", fault,
-                   ". Give all of them the same configuration; look at variables that begin with HALFSTEP_.");
+                   ". Give all of them the same configuration; check variables that begin with HALFSTEP_.");
   }
 
   std::unique_ptr<Task> made_task(std::unique_ptr<Task> own) const {
@@ -163,7 +163,8 @@ class Trainer::Impl::Run {
     if (config_.run.shard != "none" && trainer.ranks.size() == 1)
       folder_.add_note(detail::concat(
           "run.shard is ", config_.run.shard, ", and this run has one process, which keeps all of it",
-          config_.run.gather == "fp8" ? ": no weight travels, and none is rounded for it (run.gather)" : ""));
+          config_.run.gather == "fp8" ? ": no weight is sent, and none is rounded for sending (run.gather)"
+                                      : ""));
     trainer.ranks.barrier();  // all have read their checkpoint
     folder_.begin(trainer.plan.unit, trainer.last(folder_.step()) ? 0 : checkpoint_bytes(), watcher);
     begun_at_ = step_ = told_step_ = trainer.plan.steps_done = folder_.step();
@@ -204,7 +205,7 @@ class Trainer::Impl::Run {
                                                              config_.train.steps, "; ", how_to_go_on()));
       HALFSTEP_CHECK(longest_step_ > 0 || !no_time, "not one step fits into the ",
                      config_.train.time_limit_minutes.value_or(0),
-                     " minutes of train.time_limit_minutes: to start took ", trainer_.since_start.seconds(),
+                     " minutes of train.time_limit_minutes: starting took ", trainer_.since_start.seconds(),
                      " s. Raise it.");
       if (no_time && may_stop)
         return ended(
@@ -270,8 +271,8 @@ class Trainer::Impl::Run {
   }
 
   std::string how_to_go_on() const {
-    return trainer_.options.from_step ? "the same command without --from-step goes on from there"
-                                      : "the same command goes on from there";
+    return trainer_.options.from_step ? "the same command without --from-step resumes from there"
+                                      : "the same command resumes from there";
   }
 
   /// One step with all that belongs to it. How the run ends, if it does.
@@ -489,7 +490,7 @@ class Trainer::Impl::Run {
     if (!target) return "";
     const auto pinned = folder_.pinned_after(*target), kept = kept_between(*target, most);
     return detail::concat(" The checkpoint of step ", *target, " is from before: --from-step ", *target,
-                          " goes on from it.",
+                          " resumes from it.",
                           pinned ? detail::concat(" That would remove the checkpoint of step ", *pinned,
                                                   ", which is pinned: unpin it first.")
                           : kept ? detail::concat(" That would remove the checkpoint of step ", *kept,

@@ -178,7 +178,7 @@ Training::Training(const RunConfig& config, std::unique_ptr<Task> task, const Ra
   if (config.watch.every > 0) probe_.emplace(precision_, ProbeOptions{.every = config.watch.every});
   if (shadow) {
     HALFSTEP_CHECK(!probe_, "TrainerOptions::shadow, and watch.every is ", config.watch.every,
-                   ": one of them looks at a run at a time. Set watch.every = 0.");
+                   ": only one of them can sample a run. Set watch.every = 0.");
     shadow_.emplace(precision_, shadow_options(config, *shadow));
   }
   // How fast an accelerator could be is not measured: its products would have to be waited for.

@@ -44,7 +44,7 @@ std::optional<std::string> DivergenceWatch::diverged() const {
                         ", were all above ", limit(), " (the lowest of them ", lowest_above_,
                         "), and the run had come down from ", first_mean_, " to ", lowest_mean_,
                         ". Lower optimizer.lr or set optimizer.clip_norm; train.on_divergence=rollback goes "
-                        "back by itself, and go_on lets the run be.");
+                        "back by itself, and go_on lets the run continue.");
 }
 
 StateDict DivergenceWatch::state_dict() const {

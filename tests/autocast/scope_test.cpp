@@ -287,7 +287,8 @@ TEST(TypeGate, Bf16ThatIsEmulatedIsRefusedWithWhatToUseInstead) {
   const auto neither = machine_with(Support::Emulated, Support::Emulated);
   const std::string error = error_of([&] { check_bf16_is_native(neither); });
   EXPECT_NE(error.find("BF16 is emulated on this CPU (no AMX-BF16)"), std::string::npos) << error;
-  EXPECT_NE(error.find("Use FP32, without a scope (FP16 is not native here either)"), std::string::npos)
+  EXPECT_NE(error.find("Use FP32: Precision::fp32(), or no scope (FP16 is not native here either)"),
+            std::string::npos)
       << error;
   EXPECT_NE(error.find("allow_emulated"), std::string::npos) << error;
 

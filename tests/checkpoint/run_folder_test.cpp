@@ -283,7 +283,7 @@ TEST_F(RunFolder, WhatCouldNotBeReadAgainIsNotSaved) {
   EXPECT_NE(refusal({.name = "model",
                      .scalars = {{"twice", int64_t{1}}},
                      .tensors = {{.tensor = {.name = "twice", .type = TensorType::U8, .shape = {0}}}}})
-                .find("stands twice"),
+                .find("occurs twice"),
             std::string::npos);
   EXPECT_EQ(checkpoint_steps(run), (Steps{1}));
   EXPECT_EQ(fault_of(run, {}, 1), "");

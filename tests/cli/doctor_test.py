@@ -44,7 +44,7 @@ class Doctor(unittest.TestCase):
         done = run("doctor", str(self.healthy))
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         text = " ".join(done.stdout.split())
-        self.assertTrue(text.startswith("Nothing found in 40 steps. Looked at: loss of 40 logged steps, 0 of them skipped;"))
+        self.assertTrue(text.startswith("Nothing found in 40 steps. Examined: loss of 40 logged steps, 0 of them skipped;"))
         self.assertIn("train with --set watch.every=50", text)
 
     def test_an_ill_run_has_its_finding_first_and_an_exit_code(self):
@@ -88,7 +88,7 @@ class Doctor(unittest.TestCase):
         begun.mkdir()
         (begun / "log.jsonl").write_text((self.healthy / "log.jsonl").read_text().splitlines(keepends=True)[0])
         done = run("doctor", str(begun))
-        self.assertEqual((done.returncode, done.stdout), (0, "No step is logged yet: there is nothing to look at.\n"))
+        self.assertEqual((done.returncode, done.stdout), (0, "No step is logged yet: there is nothing to examine.\n"))
 
     def test_what_cannot_be_read_is_said(self):
         done = run("doctor", str(self.folder / "none"))

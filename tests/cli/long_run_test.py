@@ -145,6 +145,10 @@ class LongRun(unittest.TestCase):
         code, err, records = run.end()
         self.assertEqual(code, 0, err)
         self.assertEqual(self.steps()[-1], 250)
+        # What only reached memory is not called written, and what is lost at the end is named.
+        notes = [record["text"] for record in records if record["kind"] == "note"]
+        self.assertFalse([text for text in notes if "event file can be written again" in text], notes)
+        self.assertTrue([text for text in notes if "could not be written and are lost" in text], notes)
 
     def test_refused_figures_for_prometheus_end_nothing_and_are_written_later(self):
         run = Run(self, "watch.prometheus=figures.prom", every=0, fault="write:figures.prom:1-2:ENOSPC")
@@ -159,7 +163,7 @@ class LongRun(unittest.TestCase):
         self.assertEqual(code, 143, err)
         notes = [record["text"] for record in records + later if record["kind"] == "note" and "Prometheus" in record["text"]]
         self.assertEqual(len(notes), 1, notes)
-        self.assertIn("the run goes on", notes[0])
+        self.assertIn("the run continues", notes[0])
         families = {family.name: family for family in text_string_to_metric_families(figures.read_text())}
         self.assertEqual(families["halfstep_step"].samples[0].value, self.log()[-1]["step"])
 

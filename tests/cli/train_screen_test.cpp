@@ -154,8 +154,8 @@ TEST(TrainScreen, ARunThatWasDoneSaysSoAndWhereItsModelIs) {
   shown.screen->end({.step = 2, .why = "all steps were taken"});
   EXPECT_EQ(
       shown.text(),
-      "this run was done before: all 2 steps were taken. Go on with a higher train.steps, or begin another "
-      "in another folder\n"
+      "this run is already done: all 2 steps were taken. Continue it with a higher train.steps, or start "
+      "another run in another folder\n"
       "the model is in " +
           plan.folder +
           "/model\n"

@@ -7,14 +7,14 @@ from program import PROGRAM, run
 
 class Usage(unittest.TestCase):
     def test_a_wrong_command_line_exits_2_and_says_on_stderr_what_is_wrong(self):
-        for arguments, culprit in [((), "--version"), (("evn",), "evn"), (("env", "--jsn"), "--jsn"),
-                                   (("--json",), "--version"), (("--version", "env"), "env")]:
+        for arguments, culprit, help in [((), "--version", "--help"), (("evn",), "evn", "--help"), (("env", "--jsn"), "--jsn", "env --help"),
+                                         (("--json",), "--version", "--help"), (("--version", "env"), "env", "env --help")]:
             with self.subTest(arguments=arguments):
                 done = run(*arguments)
                 self.assertEqual(done.returncode, 2)
                 self.assertEqual(done.stdout, "")
                 self.assertIn(culprit, done.stderr)
-                self.assertIn("halfstep --help", done.stderr)
+                self.assertIn(f"halfstep {help}", done.stderr)
 
     def test_help_exits_0_lists_the_commands_and_fits_80_columns(self):
         self.assertIn("env", run("--help").stdout)

@@ -116,7 +116,7 @@ TEST_F(TokenFiles, ALengthThatDoesNotFitIsRefused) {
             std::string::npos);
   for (const int32_t told : {3, 5, -1, 2'147'483'647}) {
     const auto path = file_of<uint16_t>({1, 2, 3, 4}, {20240520, 1, told});
-    EXPECT_NE(error_of([&] { TokenFile(path, options); }).find("tells of " + std::to_string(told)),
+    EXPECT_NE(error_of([&] { TokenFile(path, options); }).find("declares " + std::to_string(told)),
               std::string::npos);
   }
   const TokenFileOptions llmc{.vocabulary_size = 1000, .format = TokenFormat::Llmc16};

@@ -22,8 +22,8 @@ TEST(Json, GoodTextIsRead) {
 }
 
 TEST(Json, AKeyThatStandsTwiceInOneObjectIsRefused) {
-  EXPECT_NE(refusal(R"({"a":1,"a":1})").find("config.json: the key 'a' stands twice"), std::string::npos);
-  EXPECT_NE(refusal(R"([{"b":{"a":1,"\u0061":2}}])").find("'a' stands twice"), std::string::npos);
+  EXPECT_NE(refusal(R"({"a":1,"a":1})").find("config.json: the key 'a' occurs twice"), std::string::npos);
+  EXPECT_NE(refusal(R"([{"b":{"a":1,"\u0061":2}}])").find("'a' occurs twice"), std::string::npos);
   EXPECT_EQ(refusal(R"([{"a":{"a":1}},{"a":2}])"), "no error");
 }
 

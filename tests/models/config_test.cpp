@@ -78,7 +78,7 @@ TEST_F(Refused, WhatLlamaDoesNotImplementByItsName) {
                   {"rope_parameters",
                    {{"rope_type", "yarn"}, {"factor", 4.0}},
                    "rope_type 'yarn' is not implemented"},
-                  {"rope_scaling", {{"type", "dynamic"}, {"factor", 4.0}}, "say different things"},
+                  {"rope_scaling", {{"type", "dynamic"}, {"factor", 4.0}}, "disagree"},
                   {"rope_parameters", {{"partial_rotary_factor", 0.5}}, "partial_rotary_factor: is 0.5"},
                   {"rope_parameters",
                    {{"full_attention", {{"rope_theta", 1.0}}}, {"rope_theta", {1}}},

@@ -189,7 +189,7 @@ TEST(Shards, OfAParameterAreRoundedAsTheWhole) {
   amid.first_element = 100;
   amid.working.mutable_grad() = torch::ones({100});
   AdamW optimizer({amid}, {.moments = MomentStorage::Blockwise8});
-  EXPECT_NE(testing::error_of([&] { (void)optimizer.step({}); }).find("amid a block of 8-bit moments"),
+  EXPECT_NE(testing::error_of([&] { (void)optimizer.step({}); }).find("inside a block of 8-bit moments"),
             std::string::npos);
 }
 

@@ -283,7 +283,7 @@ TEST(ReadRun, DamageIsToldWithFileAndLine) {
   const std::string head = std::string(kRun) + "\n";
   const std::pair<std::string, std::string> cases[] = {
       {head + "{\"kind\":\"st\n", "line 2 is not valid JSON"},
-      {head + "[1]\n", "line 2 is no object"},
+      {head + "[1]\n", "line 2 is not a JSON object"},
       {head + "\n", "line 2 is not valid JSON"},
       {head + std::string(3, '\0') + "\n", "line 2 has a NUL byte"},
       {head + "{\"step\":1}\n", "line 2 has no 'kind'"},
@@ -295,7 +295,7 @@ TEST(ReadRun, DamageIsToldWithFileAndLine) {
        "'seconds' that is not a number"},
       {head + R"({"kind":"note","step":1,"seconds":1,"text":2})" + "\n", "'text' that is not a text"},
       {head + step_line(2) + "\n" + step_line(1) + "\n", "line 3 is of step 1, after one of step 2"},
-      {head + step_line(2) + "\n" + step_line(2) + "\n", "line 3 tells step 2 again"},
+      {head + step_line(2) + "\n" + step_line(2) + "\n", "line 3 repeats step 2"},
       {step_line(1) + "\n", "line 1 is of kind 'step'; a log begins with 'run'"},
       {R"({"kind":"run","step":0,"schema":2})"
        "\n",

@@ -33,7 +33,7 @@ class ReportCommand(WrittenRuns):
 
     def test_a_killed_run_has_a_report_too(self):
         answer = ask("report", str(self.runs / "killed"))
-        self.assertIn("the run was killed, or it goes on", answer["verdict"])
+        self.assertIn("the run was killed, or is still running", answer["verdict"])
         self.assertEqual((answer["last_step"], answer["planned_steps"]), (40, 1000))
 
     def test_a_second_report_replaces_the_first(self):

@@ -197,8 +197,8 @@ TEST(Safetensors, WhatCannotBeReadIsNotWritten) {
   EXPECT_NE(with([](auto& t) { t.name = "\xff"; }).find("not valid UTF-8"), std::string::npos);
   EXPECT_NE(refusal(good, {{"k", "\xff"}}).find("not valid UTF-8"), std::string::npos);
   EXPECT_NE(with([](auto& t) { t.name = repeated("n", 17 << 20); }).find("bytes"), std::string::npos);
-  EXPECT_NE(with([](auto& t) { t.name = repeated("n", 3 << 20); }).find("read again"), std::string::npos);
-  EXPECT_NE(refusal(good, {{"k", repeated("n", 3 << 20)}}).find("read again"), std::string::npos);
+  EXPECT_NE(with([](auto& t) { t.name = repeated("n", 3 << 20); }).find("read back"), std::string::npos);
+  EXPECT_NE(refusal(good, {{"k", repeated("n", 3 << 20)}}).find("read back"), std::string::npos);
   EXPECT_NE(error_of([&] { (void)safetensors_header({good, good}); }).find("duplicate"), std::string::npos);
 }
 

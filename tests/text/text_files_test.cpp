@@ -47,12 +47,12 @@ TEST(Records, ThatAreNoneAreRefusedByWhatIsMissing) {
   };
   EXPECT_NE(said(R"({"instruction": "a", "output": "b"})").find("'instruction', 'output'"),
             std::string::npos);
-  EXPECT_NE(said(R"({"text": 7})").find("is no text"), std::string::npos);
+  EXPECT_NE(said(R"({"text": 7})").find("is not text"), std::string::npos);
   EXPECT_NE(said(R"({"text": "a"})", "body").find("'body' is missing"), std::string::npos);
-  EXPECT_NE(said(R"(["text"])").find("no JSON object"), std::string::npos);
+  EXPECT_NE(said(R"(["text"])").find("not a JSON object"), std::string::npos);
   EXPECT_NE(said(R"({"text": "a)").find("JSON"), std::string::npos);
   EXPECT_NE(said(R"({"prompt": "a", "completion": ""})").find("nothing to learn"), std::string::npos);
-  EXPECT_NE(said(R"({"messages": []})").find("no list"), std::string::npos);
+  EXPECT_NE(said(R"({"messages": []})").find("not a list"), std::string::npos);
   EXPECT_NE(said(R"({"messages": [{"role": "user", "content": "a"}]})").find("nothing to learn"),
             std::string::npos);
   EXPECT_NE(said(R"({"messages": [{"role": "user", "content": ["a"]}]})").find("message 1"),

@@ -22,7 +22,7 @@ TEST(Float32Products, HoldForTheLifeOfTheObjectAndAreThenPutBack) {
     EXPECT_EQ(now(), at::Float32MatmulPrecision::HIGH);
     auto bf16_products = Precision::fp32();
     bf16_products.float32_products = Float32Products::Bf16;
-    EXPECT_NE(error_of([&] { MixedPrecision(bf16_products, *model); }).find("one such setting a process"),
+    EXPECT_NE(error_of([&] { MixedPrecision(bf16_products, *model); }).find("one such setting per process"),
               std::string::npos);
   }
   EXPECT_EQ(now(), before);

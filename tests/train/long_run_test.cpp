@@ -104,7 +104,7 @@ TEST_F(LongRun, AKeyThatOnlyTheStartAsksSaysSo) {
   Counter first(4), second;
   run(config(fp16), "run", first);
   run(config({fp16[0], "precision.loss_scale.initial=2048"}), "run", second);
-  EXPECT_TRUE(has_note(second, "changes nothing in one that goes on"));
+  EXPECT_TRUE(has_note(second, "changes nothing in a resumed one"));
 }
 
 // What the note on train.seed says: a resumed run goes on as it was, but for samples and a recipe's draws.

@@ -223,7 +223,7 @@ TEST(MixedPrecision, AdvanceTakesTheSummaryOfThisStepOnly) {
   const auto found = mp.inspect_grads();
   const GradSummary grads({.finite = false, .any = true, .loss_scale = found.loss_scale()});
   mp.advance(grads);
-  EXPECT_NE(error_of([&] { mp.advance(grads); }).find("once a step"), std::string::npos);
+  EXPECT_NE(error_of([&] { mp.advance(grads); }).find("once per step"), std::string::npos);
 }
 
 TEST(MixedPrecision, NormIsUnscaledAndJointOverAllParameters) {
