@@ -56,6 +56,18 @@ class Train(unittest.TestCase):
         self.assertEqual(done.returncode, 2)
         self.assertIn("fp8-delayed", done.stderr)
 
+    def test_other_sizes_than_the_run_was_started_with_are_named(self):
+        folder = str(self.folder / "sizes")
+        self.assertEqual(self.train("--folder", folder).returncode, 0)
+        # The lock has the number of the last process.
+        before = {path: path.read_bytes() for path in pathlib.Path(folder).rglob("[!.]*") if path.is_file()}
+        for key, value in (("layers", 3), ("width", 64)):
+            done = self.train("--folder", folder, "--set", f"model.{key}={value}", "--set", "train.steps=8")
+            self.assertEqual(done.returncode, 3, done.stderr)
+            self.assertIn(f"model.{key} is {value}, and this run was started with", done.stderr)
+            self.assertIn("new --folder", done.stderr)
+        self.assertEqual({path: path.read_bytes() for path in before}, before)
+
     def test_wrong_configuration_is_2_and_nothing_is_written(self):
         for wrong in ("optimizer.lrate=1", "optimizer.lr=-1", "optimizer.lr=1e999", "train.steps=nan",
                       "data.train=/no/such/file", "precision.loss_scale.initial=4"):
