@@ -169,7 +169,7 @@ LostRank Hosts::announce_lost(int rank, const std::string& why) {
 
 std::optional<LostRank> Hosts::lost() {
   return asked([&](MeetingPlace& place) { return place.lost(attempt_); })
-      .value_or(LostRank{.rank = 0, .why = "its launcher is gone"});
+      .value_or(LostRank{.rank = 0, .why = "its launcher is gone or does not answer"});
 }
 
 std::vector<int> Hosts::unanswering() {
